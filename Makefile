@@ -1,0 +1,36 @@
+# Two commands set everything up on a machine with Python 3.11+ and make: `make compare` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup compare test test-slow lint bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+compare: setup
+	$(BIN)/lockstep train configs/quick.yaml
+	$(BIN)/lockstep evaluate configs/quick.yaml
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest --numprocesses 2
+
+test-slow: setup
+	$(BIN)/pytest --numprocesses 2 -m slow
+
+bench: setup
+	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/loop.py
+
+clean:
+	rm -rf $(VENV) build dist

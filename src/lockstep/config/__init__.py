@@ -1,0 +1,1 @@
+"""Typed specifications of what a user asks for, one file per noun."""
