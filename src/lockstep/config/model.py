@@ -30,7 +30,7 @@ class Block(Spec):
 class TransformerBlock(Block):
     """`model.transformer`."""
 
-    translation = {
+    translation: ClassVar[dict[str, str]] = {
         "layers": "depth",
         "hidden_size": "dim",
         "intermediate_hidden_size": "hidden",
@@ -53,7 +53,7 @@ class TransformerBlock(Block):
 class RecurrentBlock(Block):
     """`model.rnn`, for lstm, gru and rnn."""
 
-    translation = {"num_layers": "depth", "hidden_size": "dim"}
+    translation: ClassVar[dict[str, str]] = {"num_layers": "depth", "hidden_size": "dim"}
     embedding_size: PositiveInt | None = None
     hidden_size: PositiveInt | None = None
     num_layers: PositiveInt | None = None
@@ -77,7 +77,7 @@ class RecurrentBlock(Block):
 class MambaBlock(Block):
     """`model.mamba`."""
 
-    translation = {"d_model": "dim", "n_layers": "depth"}
+    translation: ClassVar[dict[str, str]] = {"d_model": "dim", "n_layers": "depth"}
     d_model: PositiveInt | None = None
     n_layers: PositiveInt | None = None
     d_state: PositiveInt | None = None
@@ -87,7 +87,10 @@ class MambaBlock(Block):
 
 
 class BertBlock(Block):
-    """`model.bert`, beside `model.transformer`."""
+    """`model.bert`, beside `model.transformer`.
+
+    A packed stream has one segment, so that segment vectors would only shift the position table: there are none.
+    """
 
     type_vocab_size: PositiveInt | None = None
     pooler_type: str | None = None
@@ -97,6 +100,9 @@ class BertBlock(Block):
         if self.pooler_type is not None:
             raise ValueError(f"pooler_type {self.pooler_type}: a masked language model has no pooler; remove the key")
         return self
+
+    def fields(self) -> dict[str, Any]:
+        return {}
 
 
 class ModelSection(Spec):

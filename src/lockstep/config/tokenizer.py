@@ -8,9 +8,7 @@ from pydantic import PositiveInt, model_validator
 
 from lockstep.config.spec import Spec
 
-TokenizerType = Literal[
-    "bytes", "gpt2", "sentencepiece", "unigram", "bpe", "wordpiece", "character", "word", "file"
-]
+TokenizerType = Literal["bytes", "gpt2", "sentencepiece", "unigram", "bpe", "wordpiece", "character", "word", "file"]
 
 BYTES_VOCABULARY = 258
 """256 byte values, the document separator and the mask."""

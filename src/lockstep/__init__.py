@@ -1,0 +1,24 @@
+"""Lockstep trains sequence-model architectures side by side and says which is better."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.models.registry import architectures, build
+    from lockstep.training.checkpoint import load
+
+__all__ = ["architectures", "build", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public surface on first use, so that `lockstep --help` needs no torch."""
+    if name in ("architectures", "build"):
+        from lockstep.models import registry
+
+        return getattr(registry, name)
+    if name == "load":
+        from lockstep.training.checkpoint import load
+
+        return load
+    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

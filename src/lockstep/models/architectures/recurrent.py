@@ -1,0 +1,46 @@
+"""LSTM, GRU and RNN: torch's layers inside the common block, or stacked plainly as published."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from lockstep.models.block import Block, PlainBlock
+from lockstep.models.mixers.recurrent import Cell, Recurrent
+from lockstep.models.registry import architecture
+from lockstep.models.spec import ModelSpec
+
+
+class RecurrentSpec(ModelSpec):
+    """What the three share."""
+
+    cell: ClassVar[Cell]
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"published": True}, {"tie_embeddings": False})
+
+    published: bool = False
+    """The plain stacked form: no norms, residuals or MLPs, torch's own initialisation."""
+
+    def mixer(self, layer: int) -> Recurrent:
+        return Recurrent(self.dim, self.cell, torch_initialisation=self.published)
+
+    def block(self, layer: int) -> Block:
+        return PlainBlock(self.mixer(layer), self.dropout) if self.published else super().block(layer)
+
+    def final_norm(self) -> nn.Module:
+        return nn.Identity() if self.published else super().final_norm()
+
+
+@architecture("lstm")
+class LstmSpec(RecurrentSpec):
+    cell: ClassVar[Cell] = "lstm"
+
+
+@architecture("gru")
+class GruSpec(RecurrentSpec):
+    cell: ClassVar[Cell] = "gru"
+
+
+@architecture("rnn")
+class RnnSpec(RecurrentSpec):
+    cell: ClassVar[Cell] = "rnn"

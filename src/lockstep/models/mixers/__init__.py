@@ -1,0 +1,1 @@
+"""Token mixers, one file each: every one maps [batch, time, dim] to the same shape."""

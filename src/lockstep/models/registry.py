@@ -1,0 +1,80 @@
+"""Names of architectures, and what stands behind them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from lockstep.config.spec import nearest, validate
+from lockstep.errors import UserError
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.spec import ModelSpec
+
+_SPECS: dict[str, type[ModelSpec]] = {}
+
+S = TypeVar("S", bound=type[ModelSpec])
+
+
+def architecture(name: str) -> Callable[[S], S]:
+    """Class decorator: register a specification under `name`."""
+
+    def register(spec: S) -> S:
+        known = _SPECS.get(name)
+        if known is not None and known.__module__ != spec.__module__:
+            raise ValueError(f"architecture {name} is already registered by {known.__module__}")
+        spec.architecture = name
+        _SPECS[name] = spec
+        return spec
+
+    return register
+
+
+def architectures() -> tuple[str, ...]:
+    """The names of all registered architectures."""
+    importlib.import_module("lockstep.models.architectures")
+    return tuple(sorted(_SPECS))
+
+
+def find(name: str) -> type[ModelSpec]:
+    """The specification behind a name; `file.py:name` or `package.module:name` brings an outsider's."""
+    place, colon, registered = name.rpartition(":")
+    if colon:
+        _import(place)
+        name = registered
+    if name not in architectures():
+        raise UserError(f"unknown architecture {name}{nearest(name, architectures())}")
+    return _SPECS[name]
+
+
+def specify(name: str, fields: Mapping[str, Any], source: str = "model") -> ModelSpec:
+    """A validated specification, or one line that names the offending field."""
+    return validate(find(name), dict(fields), f"{source}: {name}")
+
+
+def build(name: str, **fields: Any) -> LanguageModel:
+    """A model by name. Every architecture accepts vocab_size, dim, depth and heads."""
+    return LanguageModel(specify(name, fields))
+
+
+def _import(place: str) -> ModuleType:
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        path = Path(place).resolve()
+        name = f"lockstep_outsider_{path.stem}_{abs(hash(path)):x}"
+        if name in sys.modules:
+            return sys.modules[name]
+        found = importlib.util.spec_from_file_location(name, path)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[name] = module
+        found.loader.exec_module(module)
+        return module
+    except (ImportError, OSError) as error:
+        raise UserError(f"{place}: cannot be imported: {error}".replace("\n", " ")) from None

@@ -1,0 +1,75 @@
+"""Sampling with the cached step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lockstep.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Temperature 0 is greedy; each filter is off by default."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+
+
+@torch.inference_mode()
+def sample(model: LanguageModel, prompt: Tensor, new_tokens: int, sampling: Sampling, stop: int | None) -> Tensor:
+    """Prompt and continuation, [batch, time + new_tokens]."""
+    if prompt.shape[1] == 0:
+        raise ValueError("the prompt must hold at least one token")
+    was_training = model.training
+    model.eval()
+    generator = None
+    if sampling.seed is not None:
+        generator = torch.Generator(prompt.device).manual_seed(sampling.seed)
+    state = model.initial_state(prompt.shape[0], capacity=prompt.shape[1] + new_tokens)
+    tokens = [prompt]
+    ended = torch.zeros(prompt.shape[0], 1, dtype=torch.bool, device=prompt.device)
+    latest = prompt
+    for _ in range(new_tokens):
+        logits, state = model.step(latest, state)
+        latest = draw(logits[:, -1], sampling, generator)
+        if stop is not None:
+            latest = torch.where(ended, stop, latest)
+            ended = ended | (latest == stop)
+        tokens.append(latest)
+    model.train(was_training)
+    return torch.cat(tokens, dim=1)
+
+
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
+    """One token per row of logits [batch, vocab], as [batch, 1]."""
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
+    return torch.multinomial(filtered(scaled, sampling).softmax(dim=-1), 1, generator=generator)
+
+
+def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits with the excluded tokens at minus infinity; the likeliest token always stays."""
+    if sampling.top_k is not None:
+        kept = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < kept, -torch.inf)
+    if sampling.min_p is not None:
+        probabilities = logits.softmax(dim=-1)
+        floor = sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
+        logits = logits.masked_fill(probabilities < floor, -torch.inf)
+    if sampling.top_p is not None:
+        ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+        # A token is dropped when those before it already hold the wanted mass.
+        before = ordered.cumsum(dim=-1) - ordered
+        dropped = (before >= sampling.top_p).scatter(-1, order, before >= sampling.top_p)
+        dropped[..., :] = dropped.scatter(-1, order[:, :1], False)
+        logits = logits.masked_fill(dropped, -torch.inf)
+    return logits

@@ -1,0 +1,76 @@
+"""What an architecture is: a specification that knows how to build its parts.
+
+A new architecture subclasses `ModelSpec`, declares its own fields, and says what its mixer is. What it does not
+say is the skeleton's: pre-norm blocks with RMSNorm and a SwiGLU, no positions, tied embeddings, no biases.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from lockstep.config.spec import Spec
+from lockstep.models.block import Block
+from lockstep.models.mixers.mixer import Mixer
+from lockstep.models.mlp import Mlp, SwiGlu
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ModelSpec(Spec):
+    """The fields every architecture accepts, and the parts of the skeleton."""
+
+    architecture: ClassVar[str] = ""
+    """The registered name."""
+    causal: ClassVar[bool] = True
+    """Whether an output depends on its own and earlier tokens only."""
+    learned_positions: ClassVar[bool] = False
+    embedding_norm: ClassVar[bool] = False
+    output_bias: ClassVar[bool] = False
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """Field settings, at the laws' small size, under which the laws visit this architecture."""
+
+    vocab_size: PositiveInt
+    dim: PositiveInt = 256
+    depth: PositiveInt = 4
+    heads: PositiveInt = 4
+    """Accepted by every architecture; one without heads has no use for it."""
+    max_length: PositiveInt = 1024
+    """Learned positions, and the capacity of a cache where none is asked for."""
+    dropout: Probability = 0.0
+    tie_embeddings: bool = True
+
+    def mixer(self, layer: int) -> Mixer:
+        """The token mixer of one layer: what makes the architecture."""
+        raise NotImplementedError
+
+    def mlp(self, layer: int) -> Mlp | SwiGlu | None:
+        """The channel mixer; a SwiGLU of 8/3 × dim rounded up to 32 unless an architecture says otherwise."""
+        return SwiGlu(self.dim, -(-self.dim * 8 // 3 // 32) * 32)
+
+    def norm(self) -> nn.Module:
+        return nn.RMSNorm(self.dim, eps=1e-6)
+
+    def block(self, layer: int) -> Block:
+        return Block(self.mixer(layer), self.mlp(layer), (self.norm(), self.norm()), self.dropout)
+
+    def final_norm(self) -> nn.Module:
+        return self.norm()
+
+    def output_transform(self) -> nn.Module:
+        """What stands between the last norm and the output table."""
+        return nn.Identity()
+
+    @property
+    def reach(self) -> int | None:
+        """How many earlier tokens can reach an output; None means all of them."""
+        return None
+
+
+def heads_divide(dim: int, heads: int) -> int:
+    """The width of a head, or an error that says both numbers."""
+    if dim % heads:
+        raise ValueError(f"dim {dim} is not divisible by heads {heads}")
+    return dim // heads
