@@ -1,0 +1,1 @@
+"""Text in, tokens out: corpora, tokenizers, prepared folders and the token stream."""

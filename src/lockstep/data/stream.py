@@ -1,0 +1,79 @@
+"""The token stream: every batch is a pure function of the seed and the step.
+
+The corpus is cut into windows of `length` tokens (each with one token more, the last target). Epoch by epoch, the
+windows are visited in a random order without replacement; step n takes the next windows of that endless list. No
+loader state exists: whoever knows seed and step knows the batch, whatever the architecture or the number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.randomness import permutation
+from lockstep.errors import UserError
+
+Windows = NDArray[np.int64]
+"""[sequences, length + 1]: inputs are all but the last column, next-token targets all but the first."""
+
+
+class TokenStream:
+    """The windows that each step trains on."""
+
+    def __init__(self, tokens: NDArray[np.integer], length: int, sequences_per_step: int, seed: int) -> None:
+        self.tokens, self.length = tokens, length
+        self.sequences_per_step, self.seed = sequences_per_step, seed
+        self.windows = (len(tokens) - 1) // length
+        if self.windows < 1:
+            raise UserError(
+                f"data.max_sequence_length: the corpus has {len(tokens)} training tokens, but one sequence of"
+                f" {length} needs {length + 1}"
+            )
+        self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, dtype=np.int64))
+
+    def step(self, step: int) -> Windows:
+        """All windows of a step (counted from 0), over all ranks and micro-batches together."""
+        return self._gather(self.tokens, self.starts(step), 0, self.length + 1)
+
+    def starts(self, step: int) -> NDArray[np.int64]:
+        """Where each window of a step begins in the corpus."""
+        first = step * self.sequences_per_step
+        numbers = np.arange(first, first + self.sequences_per_step)
+        epochs, places = np.divmod(numbers, self.windows)
+        windows = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            windows[here] = self._epoch_order(int(epoch))[places[here]]
+        return windows * self.length
+
+    def target_bytes(self, step: int, byte_lengths: NDArray[np.integer]) -> int:
+        """Bytes of original text that a step's targets stand for."""
+        return int(self._gather(byte_lengths, self.starts(step), 1, self.length).sum())
+
+    def _gather(self, values: NDArray[np.integer], starts: NDArray[np.int64], skip: int, count: int) -> Windows:
+        index = starts[:, None] + np.arange(skip, skip + count)
+        return values[index].astype(np.int64)
+
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        if self._order[0] != epoch:
+            self._order = (epoch, permutation(self.windows, "order", self.seed, epoch))
+        return self._order[1]
+
+
+def advance_hash(previous: str, windows: Windows) -> str:
+    """The rolling hash after `windows`: equal hashes mean the same tokens in the same order from step 0 on."""
+    return hashlib.sha256(bytes.fromhex(previous) + windows.astype("<u4").tobytes()).hexdigest()
+
+
+EMPTY_HASH = hashlib.sha256(b"").hexdigest()
+"""The rolling hash before the first step."""
+
+
+def share(rows: NDArray[np.integer], micro: int, micros: int, rank: int, world_size: int) -> NDArray[np.integer]:
+    """The rows of a step that one rank takes in one micro-batch."""
+    per_micro = len(rows) // micros
+    per_rank = per_micro // world_size
+    first = micro * per_micro + rank * per_rank
+    return rows[first : first + per_rank]
