@@ -62,19 +62,27 @@ def build(name: str, **fields: Any) -> LanguageModel:
 
 
 def _import(place: str) -> ModuleType:
+    """A module by its name or its file; whatever an outsider's code raises is told in one line."""
     try:
-        if not place.endswith(".py"):
-            return importlib.import_module(place)
-        path = Path(place).resolve()
-        name = f"lockstep_outsider_{path.stem}_{abs(hash(path)):x}"
-        if name in sys.modules:
-            return sys.modules[name]
-        found = importlib.util.spec_from_file_location(name, path)
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules[name] = module
+        return _import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{place}: cannot be imported: {told}") from None
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"lockstep_outsider_{path.stem}_{abs(hash(path)):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
         found.loader.exec_module(module)
-        return module
-    except (ImportError, OSError) as error:
-        raise UserError(f"{place}: cannot be imported: {error}".replace("\n", " ")) from None
+    except BaseException:
+        # Half a module must not pass for a whole one when it is asked for again.
+        del sys.modules[name]
+        raise
+    return module

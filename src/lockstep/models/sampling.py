@@ -22,17 +22,40 @@ class Sampling:
     min_p: float | None = None
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature {self.temperature} is negative")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k {self.top_k} would leave no token")
+        for name, share in (("top_p", self.top_p), ("min_p", self.min_p)):
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name} {share} is not between 0 and 1")
+
 
 @torch.inference_mode()
 def sample(model: LanguageModel, prompt: Tensor, new_tokens: int, sampling: Sampling, stop: int | None) -> Tensor:
     """Prompt and continuation, [batch, time + new_tokens]."""
     if prompt.shape[1] == 0:
         raise ValueError("the prompt must hold at least one token")
-    was_training = model.training
-    model.eval()
     generator = None
     if sampling.seed is not None:
         generator = torch.Generator(prompt.device).manual_seed(sampling.seed)
+    was_training = model.training
+    model.eval()
+    try:
+        return _continue(model, prompt, new_tokens, sampling, generator, stop)
+    finally:
+        model.train(was_training)
+
+
+def _continue(
+    model: LanguageModel,
+    prompt: Tensor,
+    new_tokens: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+    stop: int | None,
+) -> Tensor:
     state = model.initial_state(prompt.shape[0], capacity=prompt.shape[1] + new_tokens)
     tokens = [prompt]
     ended = torch.zeros(prompt.shape[0], 1, dtype=torch.bool, device=prompt.device)
@@ -44,7 +67,6 @@ def sample(model: LanguageModel, prompt: Tensor, new_tokens: int, sampling: Samp
             latest = torch.where(ended, stop, latest)
             ended = ended | (latest == stop)
         tokens.append(latest)
-    model.train(was_training)
     return torch.cat(tokens, dim=1)
 
 
@@ -67,9 +89,8 @@ def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits.masked_fill(probabilities < floor, -torch.inf)
     if sampling.top_p is not None:
         ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        # A token is dropped when those before it already hold the wanted mass.
-        before = ordered.cumsum(dim=-1) - ordered
-        dropped = (before >= sampling.top_p).scatter(-1, order, before >= sampling.top_p)
-        dropped[..., :] = dropped.scatter(-1, order[:, :1], False)
-        logits = logits.masked_fill(dropped, -torch.inf)
+        # A token is dropped when those before it already hold the wanted mass; none stand before the likeliest.
+        dropped = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
+        dropped[..., 0] = False
+        logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
     return logits

@@ -26,6 +26,8 @@ class ModelSpec(Spec):
     """The registered name."""
     causal: ClassVar[bool] = True
     """Whether an output depends on its own and earlier tokens only."""
+    has_heads: ClassVar[bool] = True
+    """Whether `heads` means anything to it."""
     learned_positions: ClassVar[bool] = False
     embedding_norm: ClassVar[bool] = False
     output_bias: ClassVar[bool] = False

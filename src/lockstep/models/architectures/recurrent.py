@@ -16,6 +16,7 @@ class RecurrentSpec(ModelSpec):
     """What the three share."""
 
     cell: ClassVar[Cell]
+    has_heads: ClassVar[bool] = False
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"published": True}, {"tie_embeddings": False})
 
     published: bool = False

@@ -98,7 +98,8 @@ class Attention(Mixer):
         values = torch.cat((cache.values, values.to(cache.values.dtype)), dim=2)
         past = cache.position[:, None] + torch.arange(-window, 0, device=keys.device)
         position = cache.position + positions.shape[1]
-        kept = KeyValueCache(keys[:, :, -window:], values[:, :, -window:], position)
+        # Cloned, because a view would keep the keys of a whole prefill alive.
+        kept = KeyValueCache(keys[:, :, -window:].clone(), values[:, :, -window:].clone(), position)
         return keys, values, torch.cat((past, positions), dim=1), kept
 
     def initial_state(self, batch: int, capacity: int | None = None) -> KeyValueCache:
@@ -141,5 +142,5 @@ class Attention(Mixer):
         projections = product_flops(*self.qkv.weight.shape) + product_flops(*self.output.weight.shape)
         scores = 2 * product_flops(width, length)
         slots = self.window or length
-        cache = 2 * self.kv_heads * slots * self.head_dim * self.like.element_size()
-        return Cost(forward_flops=projections + scores, state_bytes=cache + POSITION_BYTES)
+        cache = 2 * self.kv_heads * slots * self.head_dim * self.like.element_size() + POSITION_BYTES
+        return Cost(forward_flops=projections + scores, state_bytes=cache if self.causal else 0)

@@ -1,0 +1,52 @@
+"""`cost` says what is measured."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lockstep.laws.law import LawBroken
+from lockstep.laws.subject import Subject
+
+BATCH = 2
+LENGTHS = (32, 48)
+"""Long enough that a recurrence's first token, which has no past to differentiate, is below the tolerance."""
+WIDER = 4
+"""Measured at four times the small width, where matrix products dominate as they do in use."""
+TOLERANCE = 0.01
+
+
+def training_flops(subject: Subject) -> None:
+    """Counted on the meta device: only there does the counter see every product of fused layers."""
+    model = subject.fresh(dim=WIDER * subject.spec().dim, max_length=max(LENGTHS)).to("meta").train()
+    for length in LENGTHS:
+        model.zero_grad()
+        tokens = torch.zeros(BATCH, length, dtype=torch.int64, device="meta")
+        with FlopCounterMode(display=False) as counter:
+            model(tokens).sum().backward()
+        measured = counter.get_total_flops()
+        claimed = model.cost(length).training_flops * BATCH * length
+        if abs(claimed - measured) > TOLERANCE * measured:
+            raise LawBroken(
+                f"cost({length}) claims {claimed:.4g} training FLOPs for {BATCH}×{length} tokens, but "
+                f"{measured:.4g} were counted (ratio {claimed / max(measured, 1):.3f})"
+            )
+
+
+def parameter_counts(subject: Subject) -> None:
+    """Embedding parameters are those that a larger vocabulary or more positions add to."""
+    model = subject.fresh()
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    small = model.cost(8)
+    if small.parameters != counted:
+        raise LawBroken(f"cost claims {small.parameters} parameters, but the model has {counted}")
+    spec = model.spec
+    more = subject.fresh(vocab_size=spec.vocab_size + 5, max_length=spec.max_length + 3).cost(8)
+    biases = 5 if spec.output_bias else 0
+    if more.non_embedding_parameters != small.non_embedding_parameters + biases:
+        raise LawBroken(
+            f"5 more tokens and 3 more positions changed the non-embedding parameters from "
+            f"{small.non_embedding_parameters} to {more.non_embedding_parameters}"
+        )
+    if not spec.vocab_size * spec.dim <= small.embedding_parameters < small.parameters:
+        raise LawBroken(f"cost claims {small.embedding_parameters} embedding parameters of {small.parameters}")
