@@ -1,0 +1,263 @@
+"""The command line: verbs only. Whatever is heavy is imported inside the verb that needs it."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.errors import UserError
+
+app = typer.Typer(
+    help="Train sequence-model architectures side by side, on the same tokens in the same order.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A run's YAML file.")]
+ConfigOrRun = Annotated[Path, typer.Argument(metavar="CONFIG", help="A run's YAML file, or its run folder.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("-o", "--override", metavar="KEY=VALUE", help="Such as training.learning_rate=3e-4.")
+]
+
+
+@app.command()
+def train(
+    config: Config,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The run folder; output/<experiment_name> by default.")
+    ] = None,
+    override: Overrides = None,
+) -> None:
+    """Train one run; started again, it goes on from its newest sound checkpoint."""
+    from lockstep.config.files import load_run
+    from lockstep.training.run import train as train_run
+    from lockstep.training.summary import summary
+
+    run = load_run(config, override or ())
+    folder = output_dir or run.folder
+    context = train_run(run, folder)
+    if context.world.is_main:
+        typer.echo(summary(folder))
+
+
+@app.command()
+def evaluate(
+    config: ConfigOrRun,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Such as checkpoint-5000; the newest sound one by default.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Where results go; <run folder>/evaluations by default.")
+    ] = None,
+    split: Annotated[list[str] | None, typer.Option(help="valid or test; both by default.")] = None,
+    override: Overrides = None,
+) -> None:
+    """Score a checkpoint on held-out text: loss, perplexity, bits per byte, accuracy."""
+    from lockstep.study.evaluate import evaluate_run, score_table
+
+    folder = run_folder(config, override)
+    results = evaluate_run(folder, checkpoint, tuple(split or ("valid", "test")), output_dir, override or ())
+    typer.echo(score_table(results))
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to write.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest mass p only.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Drop tokens under this share of the likeliest.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed writes the same text.")] = None,
+) -> None:
+    """Continue a text with the cached step."""
+    from lockstep.models.sampling import Sampling
+    from lockstep.study.generate import continue_from
+
+    for name, value in (("--temperature", temperature), ("--top-p", top_p), ("--min-p", min_p)):
+        if value is not None and not math.isfinite(value):
+            raise UserError(f"{name} {value}: expected a finite number")
+    # Bytes of the command line that are no UTF-8 are shown as U+FFFD.
+    prompt = os.fsencode(prompt).decode("utf-8", "replace")
+    typer.echo(prompt + continue_from(run, prompt, tokens, Sampling(temperature, top_k, top_p, min_p, seed)))
+
+
+@app.command()
+def schedule(
+    words: Annotated[list[str], typer.Argument(metavar="CONFIG | sync SOURCE CONFIG...")],
+    first_epoch: Annotated[int | None, typer.Option(min=1, help="Checkpoints in the first epoch.")] = None,
+    spacing: Annotated[str | None, typer.Option(help="log or linear, in later epochs.")] = None,
+    min_per_epoch: Annotated[int | None, typer.Option(min=1, help="At least so many in each later epoch.")] = None,
+    override: Overrides = None,
+) -> None:
+    """Write a checkpoint schedule into CONFIG, or copy SOURCE's into other files; comments stay."""
+    from lockstep.study.schedule import generate_schedule, sync_schedules
+
+    if words[0] == "sync":
+        if len(words) < 3:
+            raise UserError("schedule sync: name the file to copy from and at least one to copy to")
+        source, *targets = map(Path, words[1:])
+        steps = sync_schedules(source, targets)
+        typer.echo(f"copied {len(steps)} steps from {source} to {len(targets)} files")
+        return
+    if len(words) > 1:
+        raise UserError(f"schedule: one CONFIG at a time, not {len(words)}; `schedule sync` copies to many")
+    options = {"first_epoch_checkpoints": first_epoch, "subsequent_epochs_spacing": spacing}
+    options["min_checkpoints_per_epoch"] = min_per_epoch
+    changes = [f"training.{key}={value}" for key, value in options.items() if value is not None]
+    steps = generate_schedule(Path(words[0]), [*(override or ()), *changes])
+    typer.echo(f"{words[0]}: {len(steps)} checkpoints from step {steps[0]} to step {steps[-1]}")
+
+
+@app.command()
+def audit(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN... | STUDY_DIR", help="Run folders, or a folder of them.")],
+    step: Annotated[int | None, typer.Option(min=1, help="Compare here; the newest common step by default.")] = None,
+    varies: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="A difference that is intended, such as tokenizer.")
+    ] = None,
+) -> None:
+    """Equal tokens, equal stream, equal everything that is not declared to differ; exit status 1 otherwise."""
+    from lockstep.study.audit import audit as audit_runs
+    from lockstep.study.audit_tables import pivot_table, token_table
+
+    result = audit_runs(runs, step, varies or ())
+    typer.echo(token_table(result))
+    typer.echo(f"\n{pivot_table(result)}\n")
+    for note in result.notes:
+        typer.echo(f"note: {note}")
+    for finding in result.findings:
+        typer.echo(f"differs: {finding.message}")
+    typer.echo("audit passed" if result.passed else f"audit failed: {len(result.findings)} undeclared differences")
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    architecture: Annotated[str, typer.Argument(help="A registered name, or file.py:name for your own.")],
+) -> None:
+    """Run the laws that every architecture must obey; exit status 1 if one is broken."""
+    from lockstep.laws import check as check_laws
+
+    broken = 0
+    for verdict in check_laws(architecture):
+        line = f"{verdict.outcome:14s} {verdict.law.name:20s} {verdict.subject.label}"
+        typer.echo(f"{line}: {verdict.message}" if verdict.message else line)
+        broken += not verdict.passed
+    typer.echo(f"{architecture} breaks the laws in {broken} cases" if broken else f"{architecture} obeys the laws")
+    if broken:
+        raise typer.Exit(1)
+
+
+@app.command()
+def prepare(
+    corpus: Annotated[str, typer.Argument(help="A corpus name, a text file or folder, or hub:OWNER/NAME.")],
+    tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, unigram, bpe, wordpiece, character, word.")] = "bytes",
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="For a tokenizer that is trained.")] = None,
+) -> None:
+    """Find or fetch a corpus, verify it, and tokenize it into memory-mapped files."""
+    from lockstep.config.data import DataSpec
+    from lockstep.config.spec import validate
+    from lockstep.config.tokenizer import TokenizerSpec
+    from lockstep.data.prepare import prepare as prepare_corpus
+
+    spec = validate(TokenizerSpec, {"tokenizer_type": tokenizer, "vocab_size": vocab_size}, "--tokenizer")
+    prepared = prepare_corpus(DataSpec(training_corpus=corpus), spec)
+    typer.echo(f"{prepared.folder}")
+    for split, facts in prepared.manifest.splits.items():
+        sizes = f"{facts.tokens:>13,} tokens  {facts.documents:>8,} documents  {facts.bytes:>13,} bytes"
+        typer.echo(f"  {split:5s} {sizes}")
+    typer.echo(f"  vocabulary {prepared.tokenizer.vocab_size:,}, corpus {prepared.corpus_digest[:12]}")
+
+
+@app.command("list")
+def list_() -> None:
+    """What there is: architectures, corpora, tokenizers."""
+    from typing import get_args
+
+    from lockstep.config.tokenizer import TokenizerType
+    from lockstep.data.corpora import CORPORA
+    from lockstep.models.registry import architectures, find
+
+    typer.echo("architectures")
+    for name in architectures():
+        typer.echo(f"  {name:17s} {(find(name).__doc__ or '').strip().partition(chr(10))[0]}")
+    typer.echo("corpora")
+    for name, corpus in CORPORA.items():
+        typer.echo(f"  {name:17s} {corpus.description}")
+    typer.echo(f"tokenizers\n  {', '.join(get_args(TokenizerType))}")
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine has: versions, devices, backends usable and why not, data found."""
+    from lockstep.study.doctor import report
+
+    typer.echo(report())
+
+
+def run_folder(config: Path, override: list[str] | None) -> Path:
+    """The run folder that a YAML file or the folder itself stands for."""
+    from lockstep.config.files import load_run
+
+    if config.is_dir():
+        return config
+    return load_run(config, override or ()).folder
+
+
+def main() -> None:
+    """Run a verb; bad input is one line on standard error and exit status 2."""
+    warnings.showwarning = _one_line_warning
+    try:
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    except UserError as error:
+        code = _fail(str(error))
+    except BrokenPipeError:
+        # The reader went away, as `| head` does; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        code = _fail(*_expected(error))
+    sys.exit(code or 0)
+
+
+def _expected(error: Exception) -> tuple[str, int]:
+    """Message and status of a run that stopped early or of a wrong option; anything else is a bug and goes on."""
+    if hasattr(error, "status"):
+        return str(error), error.status
+    if hasattr(error, "format_message"):
+        # typer's own usage errors, whose class differs between its versions.
+        context = getattr(error, "ctx", None)
+        remedy = f"; see `{context.command_path} --help`" if context else ""
+        return error.format_message().rstrip(".") + remedy, 2
+    if isinstance(error, OSError) and error.filename is not None:
+        # A folder that is a file, a name that is too long, a permission that is missing.
+        return f"{error.filename}: {error.strerror}", 2
+    raise error
+
+
+def _fail(message: str, status: int = 2) -> int:
+    sys.stderr.write("lockstep: " + " ".join(message.splitlines()) + "\n")
+    return status
+
+
+def _one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
+    sys.stderr.write(f"lockstep: warning: {message}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Held-out language modelling: loss, perplexity, accuracy and bits per byte.
+
+A split is read in windows of the training length, each starting without context; every token but the very first
+is predicted exactly once. Bits per byte divide by the bytes of the original text that the scored tokens stand for, so
+that tokenizers can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.data.masking import IGNORED, mask_tokens
+from lockstep.data.prepare import Prepared
+from lockstep.errors import UserError
+from lockstep.models.loss import token_losses
+
+Predict = Callable[[Tensor], Tensor]
+"""Logits [batch, time, vocab] of tokens [batch, time]."""
+Progress = Callable[[float], None]
+"""Told the share of the work that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageScore:
+    """Sums over scored tokens; the means are derived."""
+
+    nats: float
+    correct: int
+    tokens: int
+    bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    def as_dict(self, perplexity: str = "perplexity") -> dict[str, float | int | None]:
+        """What is reported; bits per byte are missing where no byte was scored."""
+        return {
+            "loss": self.loss,
+            perplexity: math.exp(min(self.loss, 700.0)),
+            "bits_per_byte": self.nats / math.log(2) / self.bytes if self.bytes else None,
+            "accuracy": self.correct / self.tokens,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A split as windows to be scored."""
+
+    prepared: Prepared
+    split: str
+    length: int
+    batch_size: int
+
+    def batches(self, limit: int | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Tokens [batch, time + 1] and the byte lengths of the targets [batch, time]; the last may be smaller."""
+        tokens, lengths = self.prepared.tokens(self.split), self.prepared.byte_lengths(self.split)
+        targets = len(tokens) - 1
+        if targets < 1:
+            raise UserError(f"the {self.split} split has {len(tokens)} tokens; scoring needs at least two")
+        full = np.arange(targets // self.length) * self.length
+        groups = [(full[i : i + self.batch_size], self.length) for i in range(0, len(full), self.batch_size)]
+        if targets % self.length:
+            groups.append((np.array([targets // self.length * self.length]), targets % self.length))
+        for starts, length in groups[:limit]:
+            index = starts[:, None] + np.arange(length + 1)
+            yield tokens[index].astype(np.int64), lengths[index[:, 1:]].astype(np.int64)
+
+    def count(self, limit: int | None) -> int:
+        """How many batches there are."""
+        targets = len(self.prepared.tokens(self.split)) - 1
+        full = targets // self.length
+        return min(-(-full // self.batch_size) + (targets % self.length > 0), limit or 2**62)
+
+
+@torch.no_grad()
+def score_causal(
+    predict: Predict, data: HeldOut, device: torch.device, limit: int | None = None, progress: Progress | None = None
+) -> LanguageScore:
+    """Next-token scores over a split, or its first `limit` batches."""
+    nats, correct, tokens, total_bytes = 0.0, 0, 0, 0
+    for done, (windows, lengths) in enumerate(data.batches(limit), start=1):
+        batch = torch.from_numpy(windows).to(device)
+        logits, targets = predict(batch[:, :-1]), batch[:, 1:]
+        nats += token_losses(logits, targets).double().sum().item()
+        correct += int((logits.argmax(dim=-1) == targets).sum())
+        tokens += targets.numel()
+        total_bytes += int(lengths.sum())
+        if progress is not None:
+            progress(done / data.count(limit))
+    return LanguageScore(nats, correct, tokens, total_bytes)
+
+
+@torch.no_grad()
+def score_masked(
+    predict: Predict, data: HeldOut, device: torch.device, probability: float, limit: int | None = None
+) -> LanguageScore:
+    """Scores of hidden tokens, at fixed masks; not comparable with next-token scores."""
+    tokenizer = data.prepared.tokenizer
+    assert tokenizer.mask_id is not None
+    nats, correct, tokens, total_bytes = 0.0, 0, 0, 0
+    for number, (windows, lengths) in enumerate(data.batches(limit)):
+        # The window's targets, so that byte lengths and tokens stand side by side.
+        inputs, targets = mask_tokens(
+            windows[:, 1:],
+            probability,
+            tokenizer.mask_id,
+            tokenizer.special_ids,
+            tokenizer.vocab_size,
+            "evaluation",
+            number,
+        )
+        logits = predict(torch.from_numpy(inputs).to(device))
+        hidden = torch.from_numpy(targets).to(device)
+        nats += token_losses(logits, hidden).double().sum().item()
+        correct += int(((logits.argmax(dim=-1) == hidden) & (hidden != IGNORED)).sum())
+        tokens += int((targets != IGNORED).sum())
+        total_bytes += int(lengths[targets != IGNORED].sum())
+    if not tokens:
+        raise UserError(f"the {data.split} split has no token that could be masked")
+    return LanguageScore(nats, correct, tokens, total_bytes)
+
+
+@torch.no_grad()
+def score_pseudo(
+    predict: Predict, data: HeldOut, device: torch.device, sequences: int, progress: Progress | None = None
+) -> LanguageScore:
+    """Pseudo-perplexity (Salazar et al., arXiv 1910.14659): each token hidden alone, all others visible.
+
+    One forward pass per token: only the first `sequences` windows are scored.
+    """
+    mask_id = data.prepared.tokenizer.mask_id
+    assert mask_id is not None
+    nats, correct, tokens, total_bytes = 0.0, 0, 0, 0
+    rows = HeldOut(data.prepared, data.split, data.length, 1)
+    for done, (window, lengths) in enumerate(rows.batches(sequences), start=1):
+        row = torch.from_numpy(window[0, 1:]).to(device)
+        for first in range(0, len(row), data.batch_size):
+            hidden = torch.arange(first, min(first + data.batch_size, len(row)), device=device)
+            inputs = row.repeat(len(hidden), 1)
+            inputs[torch.arange(len(hidden), device=device), hidden] = mask_id
+            logits = predict(inputs)[torch.arange(len(hidden), device=device), hidden]
+            nats += token_losses(logits[None], row[hidden][None]).double().sum().item()
+            correct += int((logits.argmax(dim=-1) == row[hidden]).sum())
+        tokens += len(row)
+        total_bytes += int(lengths.sum())
+        if progress is not None:
+            progress(done / rows.count(sequences))
+    return LanguageScore(nats, correct, tokens, total_bytes)

@@ -1,0 +1,1 @@
+"""Comparing runs: who competes, and on what terms."""

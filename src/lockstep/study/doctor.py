@@ -1,0 +1,66 @@
+"""What this machine has."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from lockstep.data.corpora import CORPORA
+from lockstep.data.locations import cache_folder, search_folders
+from lockstep.training.provenance import code_revision, versions
+
+EXTRAS = {"gpu": ("triton", "fla-core"), "hub": ("datasets",), "track": ("wandb", "tensorboard", "trackio")}
+
+
+def report() -> str:
+    """Versions, devices, backends, extras and data, as text."""
+    return "\n".join([*_software(), *_devices(), *_backends(), *_extras(), *_data()])
+
+
+def _software() -> list[str]:
+    lines = ["software", f"  system          {platform.system()} {platform.release()} {platform.machine()}"]
+    lines += [f"  {name:15s} {number}" for name, number in versions().items()]
+    return [*lines, f"  code            {code_revision() or 'not a checkout'}"]
+
+
+def _devices() -> list[str]:
+    lines = ["devices", f"  cpu             {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"]
+    for index in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+        lines.append(f"  cuda:{index}          {torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+    return lines
+
+
+def _backends() -> list[str]:
+    return ["kernel backends", "  torch           usable", f"  triton          {_triton()}"]
+
+
+def _triton() -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "not usable: triton is not installed"
+    if not torch.cuda.is_available():
+        return "not usable: torch sees no CUDA device"
+    return "installed; no architecture has a kernel for it yet"
+
+
+def _extras() -> list[str]:
+    lines = ["optional packages"]
+    for extra, packages in EXTRAS.items():
+        for package in packages:
+            try:
+                lines.append(f"  {package:15s} {version(package)}")
+            except PackageNotFoundError:
+                lines.append(f"  {package:15s} not installed (extra: {extra})")
+    return lines
+
+
+def _data() -> list[str]:
+    searched = ", ".join(map(str, search_folders()))
+    lines = ["data", f"  searched          {searched}", f"  cache             {cache_folder()}"]
+    for name, corpus in CORPORA.items():
+        lines.append(f"  {name:17s} {'found' if corpus.is_present() else 'not found; fetched when needed'}")
+    return lines

@@ -1,0 +1,38 @@
+"""Checkpoint schedules in users' configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.config.files import load_run
+from lockstep.data.prepare import prepare
+from lockstep.data.stream import TokenStream
+from lockstep.errors import UserError
+from lockstep.training.plan import make_plan
+from lockstep.training.schedule_file import read_schedule, write_schedule
+
+
+def generate_schedule(path: Path, overrides: Sequence[str]) -> tuple[int, ...]:
+    """Work out a schedule from the corpus and the settings of a file, and write it into that file."""
+    overrides = [*overrides, "training.checkpoint_schedule=[]", "training.auto_generate_checkpoints=true"]
+    run = load_run(path, overrides)
+    prepared = prepare(run.data, run.tokenizer)
+    length = run.data.max_sequence_length
+    stream = TokenStream(prepared.tokens("train"), length, run.effective_batch_size, run.seed_for_data)
+    steps = make_plan(run, stream.windows).milestones
+    write_schedule(path, steps)
+    return steps
+
+
+def sync_schedules(source: Path, targets: Sequence[Path]) -> tuple[int, ...]:
+    """Give every target the schedule of `source`; nothing is written unless all of them can be."""
+    steps = read_schedule(source)
+    if not steps:
+        raise UserError(f"{source}: no training.checkpoint_schedule; run `lockstep schedule {source}` first")
+    others = [target for target in targets if target.resolve() != source.resolve()]
+    for target in others:
+        load_run(target)
+    for target in others:
+        write_schedule(target, steps)
+    return steps

@@ -1,0 +1,193 @@
+"""Checkpoints: `checkpoint-<step>/` with weights, training state and metadata, whole or absent.
+
+model.safetensors     weights, no pickle
+training_state.pt     optimizers, scaler and ledger, read with weights_only
+metadata.json         what it is and where it comes from, with the sha256 of the other two and of itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lockstep.config.files import load_run
+from lockstep.errors import UserError
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.registry import build
+from lockstep.training.durable import sha256, whole_folder
+
+WEIGHTS, TRAINING_STATE, METADATA = "model.safetensors", "training_state.pt", "metadata.json"
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that is not what its writer wrote; the message says in which way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose files have been verified."""
+
+    folder: Path
+    metadata: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.metadata["global_step"])
+
+    @property
+    def digest(self) -> str:
+        return str(self.metadata["digest"])
+
+    def weights(self) -> dict[str, Tensor]:
+        return load_file(self.folder / WEIGHTS)
+
+    def training_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = torch.load(self.folder / TRAINING_STATE, map_location="cpu", weights_only=True)
+        return state
+
+
+def save_checkpoint(
+    folder: Path, weights: Mapping[str, Tensor], training_state: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> Checkpoint:
+    """Write `checkpoint-<step>` into a run folder; it appears when all of it is on the disk."""
+    final = folder / f"checkpoint-{metadata['global_step']}"
+    with whole_folder(final) as aside:
+        with _disk_errors_in_sight():
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside / WEIGHTS)
+        with _disk_errors_in_sight(), (aside / TRAINING_STATE).open("wb") as file:
+            torch.save(dict(training_state), file)
+        files = {name: sha256(aside / name) for name in (WEIGHTS, TRAINING_STATE)}
+        complete = {**metadata, "files": files}
+        complete["digest"] = metadata_digest(complete)
+        (aside / METADATA).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
+    return Checkpoint(final, complete)
+
+
+@contextlib.contextmanager
+def _disk_errors_in_sight() -> Iterator[None]:
+    """Both writers hide what the system said, in a text or in a chain of errors; here it comes out as OSError."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        told = re.search(r"os error (\d+)", str(error))
+        if told:
+            raise OSError(int(told[1]), os.strerror(int(told[1]))) from error
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
+
+
+def metadata_digest(metadata: Mapping[str, Any]) -> str:
+    """The sha256 of everything in the metadata but the digest itself."""
+    rest = {key: value for key, value in metadata.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint with every byte checked."""
+    try:
+        metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+        expected = metadata["files"]
+        if metadata["digest"] != metadata_digest(metadata):
+            raise DamagedCheckpoint(f"{METADATA} does not match its own digest")
+        for name in (WEIGHTS, TRAINING_STATE):
+            if sha256(folder / name) != expected[name]:
+                raise DamagedCheckpoint(f"{name} does not match its sha256 in {METADATA}")
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{Path(error.filename).name} is missing") from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DamagedCheckpoint(f"{METADATA} cannot be read ({type(error).__name__})") from None
+    return Checkpoint(folder, metadata)
+
+
+def checkpoint_steps(run_folder: Path) -> list[int]:
+    """The steps of all checkpoint folders, in ascending order; none is opened."""
+    if not run_folder.is_dir():
+        return []
+    found = (re.fullmatch(r"checkpoint-(\d+)", entry.name) for entry in run_folder.iterdir() if entry.is_dir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def checkpoints_newest_first(run_folder: Path) -> Iterator[Checkpoint]:
+    """Every sound checkpoint; a damaged one is passed over with a warning."""
+    for step in reversed(checkpoint_steps(run_folder)):
+        folder = run_folder / f"checkpoint-{step}"
+        try:
+            yield open_checkpoint(folder)
+        except DamagedCheckpoint as damage:
+            warnings.warn(f"{folder}: damaged, using an earlier checkpoint: {damage}", stacklevel=2)
+
+
+def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
+    """The newest sound checkpoint of a run folder."""
+    return next(checkpoints_newest_first(run_folder), None)
+
+
+def resolve_checkpoint(run_folder: Path, name: str | None) -> Checkpoint:
+    """A checkpoint by its name or path inside a run folder; without a name, the newest sound one."""
+    if name is None:
+        newest = newest_checkpoint(run_folder)
+        if newest is None:
+            raise UserError(f"{run_folder}: no run folder with checkpoints; train first")
+        return newest
+    folder = run_folder / name
+    if not folder.is_dir():
+        raise UserError(f"{folder}: {_why_missing(run_folder, name)}")
+    try:
+        return open_checkpoint(folder)
+    except DamagedCheckpoint as damage:
+        raise UserError(f"{folder}: damaged checkpoint: {damage}") from None
+
+
+def _why_missing(run_folder: Path, name: str) -> str:
+    """A checkpoint that can never be is told apart from one that is not there yet."""
+    newest, number = newest_checkpoint(run_folder), re.fullmatch(r"checkpoint-(\d+)", name)
+    if newest is None:
+        return "no such checkpoint, and none other; train first"
+    last = newest.metadata["planned_steps"]
+    if number and int(number[1]) > last:
+        return f"step {int(number[1])} lies beyond the last step {last} of this run"
+    return f"no such checkpoint; there are steps {', '.join(map(str, checkpoint_steps(run_folder)))}"
+
+
+def load(path: str | Path) -> LanguageModel:
+    """The model of a checkpoint, or of the newest checkpoint of a run folder, ready for evaluation."""
+    path = Path(path)
+    is_checkpoint = (path / METADATA).exists()
+    checkpoint = resolve_checkpoint(path.parent, path.name) if is_checkpoint else resolve_checkpoint(path, None)
+    run = load_run(checkpoint.folder.parent / "config.yaml")
+    model = build(run.model.architecture, **run.model.fields())
+    load_weights(model, checkpoint.weights())
+    return model.eval()
+
+
+def load_weights(model: LanguageModel, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights into a model; the names must be exactly those of its parameters and buffers."""
+    own = model_tensors(model)
+    if own.keys() != weights.keys():
+        missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+        raise UserError(f"the checkpoint's weights are of another model: missing {missing}, unknown {unknown}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def model_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers, each once: a tied table is stored under its first name only."""
+    persistent = model.state_dict(keep_vars=True)
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    return tensors

@@ -1,0 +1,123 @@
+"""What a run rests on: its specification, corpus, plan and place in the world, all fixed before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lockstep.config.run import RunSpec
+from lockstep.data.prepare import Prepared, prepare
+from lockstep.data.stream import TokenStream
+from lockstep.data.tokenizers import Tokenizer
+from lockstep.errors import UserError
+from lockstep.models.registry import specify
+from lockstep.models.spec import ModelSpec
+from lockstep.training.distribution import World, find_device
+from lockstep.training.objective import Objective, make_objective
+from lockstep.training.plan import Plan, make_plan
+
+MOST_LAYERS = 2**14
+MOST_PARAMETERS = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Fixed parts of a run."""
+
+    run: RunSpec
+    model_spec: ModelSpec
+    prepared: Prepared
+    stream: TokenStream
+    objective: Objective
+    plan: Plan
+    world: World
+    device: torch.device
+    folder: Path
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The run as it is stored: every default filled in, the model in its architecture's own fields."""
+        resolved = self.run.model_dump(mode="json")
+        fields = self.model_spec.model_dump(mode="json")
+        resolved["model"] = {"architecture": self.run.model.architecture, **fields}
+        return resolved
+
+    def wandb_id(self) -> str | None:
+        """The id under which W&B knows this run, where it does."""
+        path = self.folder / "wandb-id.txt"
+        return path.read_text().strip() if path.exists() else None
+
+
+def make_context(run: RunSpec, folder: Path, world: World) -> Context:
+    """Read the corpus and settle every number; whatever disagrees is said before anything is spent."""
+    device = find_device(run.training.device, world)
+    prepared = _prepare_once(run, world)
+    model_spec = resolve_model(run, prepared.tokenizer.vocab_size)
+    stream = TokenStream(
+        prepared.tokens("train"), run.data.max_sequence_length, run.effective_batch_size, run.seed_for_data
+    )
+    plan = make_plan(run, stream.windows, world.size)
+    objective = make_objective(run, model_spec.causal, prepared.tokenizer)
+    check_sample(run, model_spec, prepared.tokenizer)
+    return Context(run, model_spec, prepared, stream, objective, plan, world, device, folder)
+
+
+def resolve_model(run: RunSpec, vocab_size: int) -> ModelSpec:
+    """The model's specification with what the data decides: vocabulary and length."""
+    defaults = {"vocab_size": vocab_size, "max_length": run.data.max_sequence_length}
+    spec = specify(run.model.architecture, {**defaults, **run.model.fields()})
+    check_size(spec)
+    return check_against_data(spec, vocab_size, run.data.max_sequence_length)
+
+
+def check_size(spec: ModelSpec) -> None:
+    """A model that nobody could hold is refused before anybody tries."""
+    if spec.depth > MOST_LAYERS:
+        raise UserError(f"model.depth is {spec.depth:,}; {MOST_LAYERS:,} layers are the most")
+    # Each layer has at least one matrix as wide and as high as the model.
+    widths = spec.vocab_size + spec.depth * (spec.dim + (getattr(spec, "hidden", None) or 0))
+    if spec.learned_positions:
+        widths += spec.max_length
+    if spec.dim * widths > MOST_PARAMETERS:
+        raise UserError(
+            f"model: dim {spec.dim:,} and depth {spec.depth:,} make more than {spec.dim * widths:,} parameters;"
+            f" {MOST_PARAMETERS:,} are the most"
+        )
+
+
+def check_sample(run: RunSpec, spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    """A sample that learned positions cannot hold would stop the run at its first evaluation."""
+    prompt, new_tokens = run.evaluation.sample_prompt, run.evaluation.sample_tokens
+    if prompt is None or not (spec.causal and spec.learned_positions):
+        return
+    tokens = max(1, len(tokenizer.encode(prompt.encode())))
+    if tokens + new_tokens > spec.max_length:
+        raise UserError(
+            f"evaluation.sample_prompt: {tokens} prompt tokens and sample_tokens {new_tokens} exceed"
+            f" the {spec.max_length} positions of the model (model.max_length)"
+        )
+
+
+def check_against_data(spec: ModelSpec, vocab_size: int, length: int) -> ModelSpec:
+    """A model that the data would overrun is refused with both numbers."""
+    if spec.vocab_size < vocab_size:
+        raise UserError(f"model.vocab_size is {spec.vocab_size}, but the tokenizer has {vocab_size} tokens")
+    if spec.learned_positions and spec.max_length < length:
+        raise UserError(f"model.max_length is {spec.max_length}, but data.max_sequence_length is {length}")
+    return spec
+
+
+def _prepare_once(run: RunSpec, world: World) -> Prepared:
+    """The main process tokenizes; the others find it done."""
+    if not world.is_main:
+        dist.barrier()
+        return prepare(run.data, run.tokenizer)
+    try:
+        return prepare(run.data, run.tokenizer)
+    finally:
+        if world.size > 1:
+            dist.barrier()

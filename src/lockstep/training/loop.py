@@ -1,0 +1,213 @@
+"""The training loop: one run, from wherever its folder stands to its last step."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lockstep.evaluation.language import HeldOut, score_causal, score_masked
+from lockstep.evaluation.samples import continue_text
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.loss import token_losses
+from lockstep.models.sampling import Sampling
+from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
+from lockstep.training.context import Context
+from lockstep.training.distribution import (
+    accumulating,
+    distribute,
+    gather_optimizers,
+    gather_weights,
+    scatter_optimizers,
+    total,
+)
+from lockstep.training.learning_rate import Cooling, learning_rate_at
+from lockstep.training.ledger import Ledger
+from lockstep.training.metadata import checkpoint_metadata
+from lockstep.training.optimizers import build_optimizers, set_learning_rate
+from lockstep.training.progress import Progress
+from lockstep.training.recorder import Recorder, StepRecord
+from lockstep.training.run_folder import prune
+from lockstep.training.stopping import Diverged, Interrupted, StopRequest
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Trainer:
+    """Trains one model in one folder; `cooling` makes it a decay branch that starts from a trunk's checkpoint."""
+
+    def __init__(self, context: Context, cooling: Cooling | None = None, trunk: Checkpoint | None = None) -> None:
+        self.context, self.cooling = context, cooling
+        self.training = context.run.training
+        self.last_step = context.plan.steps if cooling is None else cooling.end
+        self.milestones = context.plan.milestones if cooling is None else (cooling.end,)
+        self.byte_lengths = context.prepared.byte_lengths("train")
+        self.ledger = Ledger()
+        start = newest_checkpoint(context.folder) or trunk
+        self.parent = None if start is None else start.digest
+        self._build(start)
+        self.recorder = Recorder(context, self.ledger.step)
+
+    def _build(self, start: Checkpoint | None) -> None:
+        """Model and optimizers, fresh or from a checkpoint."""
+        context, training = self.context, self.training
+        # The same seed on every process and device gives the same weights: they are drawn on the CPU.
+        torch.manual_seed(context.run.seed_for_init)
+        self.model = LanguageModel(context.model_spec)
+        if start is not None:
+            load_weights(self.model, start.weights())
+        self.model.gradient_checkpointing = training.use_gradient_checkpointing
+        self.model.to(context.device)
+        self.callable: nn.Module = distribute(self.model, training.distribution, context.world, context.device)
+        if training.compile:
+            self.callable.compile()
+        self.optimizers = build_optimizers(self.model, training)
+        self.scaler = torch.amp.GradScaler(context.device.type, enabled=training.precision == "fp16")
+        if start is not None:
+            state = start.training_state()
+            scatter_optimizers(self.model, self.optimizers, state["optimizers"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.ledger = Ledger(**state["ledger"])
+
+    def run(self, request: StopRequest, progress: Progress) -> None:
+        """Train until the last step, unless something stops it."""
+        try:
+            while self.ledger.step < self.last_step:
+                self.step()
+                self.after_step(request)
+                progress.advance(self.ledger.step, self.recorder.latest_loss)
+        except Diverged as diverged:
+            kept = newest_checkpoint(self.context.folder)
+            where = "no checkpoint was taken before" if kept is None else f"the last good checkpoint is {kept.folder}"
+            raise Diverged(f"{diverged}; {where}") from None
+        finally:
+            self.recorder.close()
+
+    def step(self) -> None:
+        """One optimizer step over one global batch."""
+        context, index = self.context, self.ledger.step
+        torch.manual_seed(step_seed(context.run.seed_for_init, index, context.world.rank))
+        rate = learning_rate_at(index, self.training, context.plan.steps, self.cooling)
+        set_learning_rate(self.optimizers, rate)
+        windows = context.stream.step(index)
+        batch = context.objective.batch(windows, index)
+        micros = self.training.gradient_accumulation_steps
+        nats = torch.zeros((), device=context.device)
+        for micro in range(micros):
+            inputs, targets = batch.part(micro, micros, context.world.rank, context.world.size, context.device)
+            nats += self._forward_backward(inputs, targets, batch.supervised, last=micro == micros - 1)
+        norm = self._update()
+        self.ledger.record(windows, batch.supervised)
+        scored = 0 if context.objective.masked else context.stream.target_bytes(index, self.byte_lengths)
+        self.recorder.add(StepRecord(self.ledger.step, self.ledger.tokens, batch.supervised, scored, rate, nats, norm))
+
+    def _forward_backward(self, inputs: Tensor, targets: Tensor, supervised: int, last: bool) -> Tensor:
+        """Gradients of one micro-batch; the sum of its losses, without smoothing."""
+        smoothing = self.training.label_smoothing
+        with accumulating(self.callable, last):
+            with self.autocast():
+                logits = self.callable(inputs)
+            losses = token_losses(logits, targets, smoothing).sum()
+            # Processes average their gradients: times their number gives the mean over the whole step.
+            self.scaler.scale(losses * (self.context.world.size / supervised)).backward()
+        return (losses if smoothing == 0 else token_losses(logits.detach(), targets).sum()).detach()
+
+    def _update(self) -> Tensor | None:
+        """Clip, step and clear; the gradient norm before clipping, where it was needed."""
+        norm = None
+        if self.training.max_grad_norm is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.max_grad_norm)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        self.model.zero_grad(set_to_none=True)
+        return norm
+
+    def after_step(self, request: StopRequest) -> None:
+        """Whatever is due: records, evaluation, a checkpoint, an interruption."""
+        step, run = self.ledger.step, self.context.run
+        last, scheduled = step == self.last_step, step in self.milestones
+        interval = run.evaluation.interval
+        evaluate = last or (interval is not None and step % interval == 0)
+        stop = request.signal is not None and not last
+        save_interval = self.training.save_interval
+        save = scheduled or stop or (save_interval is not None and step % save_interval == 0)
+        if evaluate or save or step % run.logging.log_interval == 0:
+            self.recorder.flush()
+        if evaluate or save:
+            # A step's loss was taken before its update, and says nothing about the weights it led to.
+            self.recorder.refuse(step, "sum of weights", self._weight_sum())
+        if evaluate:
+            scores = self.evaluate()
+            self.recorder.refuse(step, "evaluation loss", scores["loss"])
+            self.recorder.event(step, scores, "evaluation")
+        if save:
+            self.save(scheduled)
+        if evaluate or save:
+            self.recorder.restart_clock()
+        if stop and request.signal is not None:
+            raise Interrupted(f"stopped at step {step}; the same command goes on from there", request.signal)
+
+    def _weight_sum(self) -> float:
+        """The sum of all weights, which is a number only if each of them is."""
+        tensors = [tensor.detach() for tensor in model_tensors(self.model).values()]
+        local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+        sums = torch.stack([tensor.sum(dtype=torch.float64) for tensor in local])
+        return total(sums.sum(), self.context.world).item()
+
+    def evaluate(self) -> dict[str, Any]:
+        """Held-out scores and, where asked for, a sample; every process computes the same."""
+        spec, context = self.context.run.evaluation, self.context
+        size = spec.batch_size or context.run.data.batch_size
+        data = HeldOut(context.prepared, "valid", context.run.data.max_sequence_length, size)
+        self.model.eval()
+        with self.autocast():
+            if context.objective.masked:
+                probability = self.training.mlm_probability
+                scores = score_masked(self.model, data, context.device, probability, spec.batches)
+            else:
+                scores = score_causal(self.model, data, context.device, spec.batches)
+        result: dict[str, Any] = dict(scores.as_dict("masked_perplexity" if context.objective.masked else "perplexity"))
+        if spec.sample_prompt is not None and self.model.causal:
+            sampling = Sampling(seed=context.run.seed_for_init)
+            tokenizer = context.prepared.tokenizer
+            result["sample"] = continue_text(self.model, tokenizer, spec.sample_prompt, spec.sample_tokens, sampling)
+        self.model.train()
+        return result
+
+    def save(self, scheduled: bool) -> None:
+        """A checkpoint of this very step; what the log says of earlier steps reaches the disk first."""
+        context = self.context
+        weights, optimizers = gather_weights(self.model), gather_optimizers(self.model, self.optimizers)
+        if not context.world.is_main:
+            return
+        self.recorder.make_durable()
+        state = {
+            "optimizers": optimizers,
+            "scaler": self.scaler.state_dict(),
+            "ledger": self.ledger.as_dict(),
+            "total_tokens_processed": self.ledger.tokens,
+        }
+        metadata = checkpoint_metadata(context, self.ledger, self.parent, scheduled)
+        self.parent = save_checkpoint(context.folder, weights, state, metadata).digest
+        prune(context.folder, self.milestones, self.training.keep_last, self.ledger.step)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Lower precision where the run asks for it."""
+        kind = AUTOCAST.get(self.training.precision)
+        if kind is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.context.device.type, kind)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Dropout's seed for one step: a pure function, so that no generator state needs saving."""
+    digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
