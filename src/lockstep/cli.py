@@ -174,7 +174,8 @@ def prepare(
     from lockstep.data.prepare import prepare as prepare_corpus
 
     spec = validate(TokenizerSpec, {"tokenizer_type": tokenizer, "vocab_size": vocab_size}, "--tokenizer")
-    prepared = prepare_corpus(DataSpec(training_corpus=corpus), spec)
+    data = validate(DataSpec, {"training_corpus": corpus}, "CORPUS")
+    prepared = prepare_corpus(data, spec)
     typer.echo(f"{prepared.folder}")
     for split, facts in prepared.manifest.splits.items():
         sizes = f"{facts.tokens:>13,} tokens  {facts.documents:>8,} documents  {facts.bytes:>13,} bytes"
@@ -221,7 +222,7 @@ def main() -> None:
     """Run a verb; bad input is one line on standard error and exit status 2."""
     warnings.showwarning = _one_line_warning
     try:
-        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(args=sys.argv[1:] or ["--help"], prog_name="lockstep", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except UserError as error:
@@ -243,7 +244,7 @@ def _expected(error: Exception) -> tuple[str, int]:
         # typer's own usage errors, whose class differs between its versions.
         context = getattr(error, "ctx", None)
         remedy = f"; see `{context.command_path} --help`" if context else ""
-        return error.format_message().rstrip(".") + remedy, 2
+        return " ".join(error.format_message().split()).rstrip(".") + remedy, 2
     if isinstance(error, OSError) and error.filename is not None:
         # A folder that is a file, a name that is too long, a permission that is missing.
         return f"{error.filename}: {error.strerror}", 2
@@ -251,12 +252,14 @@ def _expected(error: Exception) -> tuple[str, int]:
 
 
 def _fail(message: str, status: int = 2) -> int:
-    sys.stderr.write("lockstep: " + " ".join(message.splitlines()) + "\n")
+    from lockstep.config.spec import one_line
+
+    sys.stderr.write(f"lockstep: {one_line(message)}\n")
     return status
 
 
 def _one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
-    sys.stderr.write(f"lockstep: warning: {message}\n")
+    sys.stderr.write(f"lockstep: warning: {' '.join(str(message).splitlines())}\n")
 
 
 if __name__ == "__main__":

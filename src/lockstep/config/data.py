@@ -6,15 +6,15 @@ from typing import Literal
 
 from pydantic import PositiveInt, model_validator
 
-from lockstep.config.spec import Spec
+from lockstep.config.spec import PathText, Spec
 
 
 class DataSpec(Spec):
     """A corpus and the shape of a batch."""
 
-    training_corpus: str | None = None
+    training_corpus: PathText | None = None
     """A corpus name, a text file or folder, or a prepared folder. Never written to."""
-    source_corpus: str | None = None
+    source_corpus: PathText | None = None
     """Used where `training_corpus` does not exist."""
     batch_size: PositiveInt = 32
     """Sequences per micro-batch, over all ranks together."""

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from lockstep.config.run import RunSpec
-from lockstep.config.spec import validate
+from lockstep.config.spec import one_line, validate
 from lockstep.errors import UserError
 
 
@@ -48,9 +48,9 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark is not None else ""
-        raise UserError(f"{source}:{line} not valid YAML: {reason}".replace("\n", " ")) from None
+        raise UserError(one_line(f"{source}:{line} not valid YAML: {reason}")) from None
     if not isinstance(data, dict):
-        raise UserError(f"{source}: expected a mapping of keys to values at the top level")
+        raise UserError(f"{one_line(source)}: expected a mapping of keys to values at the top level")
     return data
 
 
@@ -59,12 +59,14 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise UserError(f"-o {override}: expected key=value, such as training.learning_rate=3e-4")
+        raise UserError(one_line(f"-o {override}: expected key=value, such as training.learning_rate=3e-4"))
     *parents, last = path
     for part in parents:
-        data = data.setdefault(part, {})
+        if data.get(part) is None:
+            data[part] = {}
+        data = data[part]
         if not isinstance(data, dict):
-            raise UserError(f"-o {override}: {part} is not a section")
+            raise UserError(one_line(f"-o {override}: {part} is not a section"))
     data[last] = parse_yaml(f"value: {text}", f"-o {override}").get("value")
 
 

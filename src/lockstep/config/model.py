@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveInt, model_validator
 
-from lockstep.config.spec import Spec
+from lockstep.config.spec import Name, Spec
 
 
 class Block(Spec):
@@ -110,7 +110,7 @@ class ModelSection(Spec):
 
     model_config = ConfigDict(extra="allow")
 
-    architecture: str
+    architecture: Name
     transformer: TransformerBlock | None = None
     mamba: MambaBlock | None = None
     rnn: RecurrentBlock | None = None

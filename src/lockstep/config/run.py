@@ -11,7 +11,7 @@ from lockstep.config.data import DataSpec
 from lockstep.config.evaluation import EvaluationSpec
 from lockstep.config.logging import LoggingSpec
 from lockstep.config.model import ModelSection
-from lockstep.config.spec import Spec
+from lockstep.config.spec import Name, Spec
 from lockstep.config.tokenizer import TokenizerSpec
 from lockstep.config.training import TrainingSpec
 
@@ -21,7 +21,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 class RunSpec(Spec):
     """A run as its YAML states it."""
 
-    experiment_name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00-\x1f]+$")]
+    experiment_name: Annotated[Name, Field(max_length=200, pattern=r"^[^/\\]+$")]
     data: DataSpec
     tokenizer: TokenizerSpec = TokenizerSpec()
     model: ModelSection
@@ -73,4 +73,4 @@ class RunSpec(Spec):
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return Path(self.training.output_dir or Path("output", self.experiment_name))
+        return Path(self.training.output_dir or Path("output", self.experiment_name)).expanduser()

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt, model_validator
 
-from lockstep.config.spec import Spec
+from lockstep.config.spec import PathText, Spec
 
 TokenizerType = Literal["bytes", "gpt2", "sentencepiece", "unigram", "bpe", "wordpiece", "character", "word", "file"]
 
@@ -20,7 +20,7 @@ class TokenizerSpec(Spec):
     tokenizer_type: TokenizerType = "bytes"
     vocab_size: PositiveInt | None = None
     """Tokens to train for; fixed by the tokenizer itself for `bytes`, `gpt2` and `file`."""
-    path: str | None = None
+    path: PathText | None = None
     """For `gpt2` and `file`: a tokenizer.json, or a folder with it or with vocab.json and merges.txt."""
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.config.spec import Spec
+from lockstep.config.spec import Name, PathText, Spec
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
@@ -71,7 +71,7 @@ class TrainingSpec(Spec):
     auto_generate_checkpoints: bool = False
     first_epoch_checkpoints: PositiveInt = 20
     subsequent_epochs_spacing: Literal["log", "linear"] = "log"
-    log_base: Annotated[float, Field(gt=1)] = 2
+    log_base: Annotated[float, Field(ge=1.01)] = 2
     linear_interval: PositiveInt | None = None
     min_checkpoint_interval: PositiveInt = 1
     min_checkpoints_per_epoch: PositiveInt = 5
@@ -84,9 +84,9 @@ class TrainingSpec(Spec):
     """A run resumes by itself; `false` refuses a folder that already holds checkpoints."""
 
     # Where.
-    output_dir: str | None = None
+    output_dir: PathText | None = None
     """The run folder; output/<experiment_name> by default."""
-    device: str = "auto"
+    device: Name = "auto"
     distribution: Literal["ddp", "fsdp"] = "ddp"
     """How torchrun's processes share the work."""
 
