@@ -46,7 +46,7 @@ def stream_seconds(context: Context, steps: int) -> list[float]:
         windows = context.stream.step(step)
         batch = context.objective.batch(windows, step)
         batch.part(0, 1, 0, 1, context.device)
-        context.stream.target_bytes(step)
+        context.prepared.byte_lengths("train", context.stream.target_places(step)).sum()
         ledger.record(windows, batch.supervised)
         seconds.append(time.perf_counter() - started)
     return seconds

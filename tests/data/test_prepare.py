@@ -55,7 +55,7 @@ def test_tokens_and_lengths_are_those_of_the_documents(kind: str, text: Path) ->
         assert tokens.tolist() == expected
         assert tokens.dtype == np.uint16
         assert not tokens.flags.writeable
-        lengths = prepared.byte_lengths(split)
+        lengths = prepared.byte_lengths(split, np.arange(len(tokens)))
         assert lengths.shape == tokens.shape
         assert int(lengths.sum()) == prepared.split_bytes(split) == corpus.contents.bytes[split]
         assert lengths[-1] == 0
@@ -88,7 +88,7 @@ def test_a_document_without_tokens_keeps_its_bytes(tmp_path: Path) -> None:
         (tmp_path / f"{split}.txt").write_bytes(b"   ")
     prepared = prepare(data(tmp_path), spec_of("word"))
     assert prepared.tokens("valid").tolist() == [prepared.tokenizer.eos_id]
-    assert prepared.byte_lengths("valid").tolist() == [3]
+    assert prepared.byte_lengths("valid", np.arange(1)).tolist() == [3]
 
 
 def test_a_prepared_folder_is_opened_as_it_is(text: Path, own_cache: Path, tmp_path: Path) -> None:

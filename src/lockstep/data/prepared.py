@@ -68,13 +68,13 @@ class Prepared:
         dtype = token_type(self.manifest.vocab_size)
         return np.memmap(self.folder / tokens_file(split), dtype=dtype, mode="r")
 
-    def byte_lengths(self, split: str) -> NDArray[np.unsignedinteger]:
-        """How many bytes of the original text each token accounts for; they sum to `split_bytes`."""
+    def byte_lengths(self, split: str, places: NDArray[np.integer]) -> NDArray[np.int64]:
+        """How many bytes of the original text the tokens at `places` account for; over a split, all of them."""
         if has_lengths_file(self.manifest.tokenizer_type):
-            return np.memmap(self.folder / lengths_file(split), dtype=LENGTH_TYPE, mode="r")
-        # Each byte is one token: small enough numbers to be made on demand.
-        is_text = np.not_equal(self.tokens(split), self.manifest.eos_id)
-        return np.asarray(is_text, dtype=np.uint8)
+            lengths = np.memmap(self.folder / lengths_file(split), dtype=LENGTH_TYPE, mode="r")
+            return np.asarray(lengths[places], dtype=np.int64)
+        # Each byte is a token of its own, and a separator stands for none.
+        return np.asarray(self.tokens(split)[places] != self.manifest.eos_id, dtype=np.int64)
 
     def split_bytes(self, split: str) -> int:
         """Bytes of the original text of a split."""

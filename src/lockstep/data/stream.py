@@ -35,7 +35,8 @@ class TokenStream:
 
     def step(self, step: int) -> Windows:
         """All windows of a step (counted from 0), over all ranks and micro-batches together."""
-        return self._gather(self.tokens, self.starts(step), 0, self.length + 1)
+        places = self.starts(step)[:, None] + np.arange(self.length + 1)
+        return np.asarray(self.tokens[places], dtype=np.int64)
 
     def starts(self, step: int) -> NDArray[np.int64]:
         """Where each window of a step begins in the corpus."""
@@ -48,13 +49,9 @@ class TokenStream:
             windows[here] = self._epoch_order(int(epoch))[places[here]]
         return windows * self.length
 
-    def target_bytes(self, step: int, byte_lengths: NDArray[np.integer]) -> int:
-        """Bytes of original text that a step's targets stand for."""
-        return int(self._gather(byte_lengths, self.starts(step), 1, self.length).sum())
-
-    def _gather(self, values: NDArray[np.integer], starts: NDArray[np.int64], skip: int, count: int) -> Windows:
-        index = starts[:, None] + np.arange(skip, skip + count)
-        return values[index].astype(np.int64)
+    def target_places(self, step: int) -> NDArray[np.int64]:
+        """Where each target of a step stands in the corpus, [sequences, length]."""
+        return self.starts(step)[:, None] + np.arange(1, self.length + 1)
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
         if self._order[0] != epoch:

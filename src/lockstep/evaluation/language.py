@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lockstep.data.masking import IGNORED, mask_tokens
 from lockstep.data.prepare import Prepared
+from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
 from lockstep.models.loss import token_losses
 
@@ -27,14 +28,22 @@ Progress = Callable[[float], None]
 """Told the share of the work that is done."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LanguageScore:
     """Sums over scored tokens; the means are derived."""
 
-    nats: float
-    correct: int
-    tokens: int
-    bytes: int
+    nats: float = 0.0
+    correct: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, logits: Tensor, targets: Tensor, lengths: NDArray[np.int64]) -> None:
+        """Score logits [batch, time, vocab] against targets [batch, time], whose bytes are `lengths`."""
+        scored = targets != IGNORED
+        self.nats += token_losses(logits, targets).double().sum().item()
+        self.correct += int(((logits.argmax(dim=-1) == targets) & scored).sum())
+        self.tokens += int(scored.sum())
+        self.bytes += int(lengths[scored.cpu().numpy()].sum())
 
     @property
     def loss(self) -> float:
@@ -64,7 +73,7 @@ class HeldOut:
 
     def batches(self, limit: int | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Tokens [batch, time + 1] and the byte lengths of the targets [batch, time]; the last may be smaller."""
-        tokens, lengths = self.prepared.tokens(self.split), self.prepared.byte_lengths(self.split)
+        tokens = self.prepared.tokens(self.split)
         targets = len(tokens) - 1
         if targets < 1:
             raise UserError(f"the {self.split} split has {len(tokens)} tokens; scoring needs at least two")
@@ -74,7 +83,7 @@ class HeldOut:
             groups.append((np.array([targets // self.length * self.length]), targets % self.length))
         for starts, length in groups[:limit]:
             index = starts[:, None] + np.arange(length + 1)
-            yield tokens[index].astype(np.int64), lengths[index[:, 1:]].astype(np.int64)
+            yield tokens[index].astype(np.int64), self.prepared.byte_lengths(self.split, index[:, 1:])
 
     def count(self, limit: int | None) -> int:
         """How many batches there are."""
@@ -88,47 +97,39 @@ def score_causal(
     predict: Predict, data: HeldOut, device: torch.device, limit: int | None = None, progress: Progress | None = None
 ) -> LanguageScore:
     """Next-token scores over a split, or its first `limit` batches."""
-    nats, correct, tokens, total_bytes = 0.0, 0, 0, 0
+    score, count = LanguageScore(), data.count(limit)
     for done, (windows, lengths) in enumerate(data.batches(limit), start=1):
         batch = torch.from_numpy(windows).to(device)
-        logits, targets = predict(batch[:, :-1]), batch[:, 1:]
-        nats += token_losses(logits, targets).double().sum().item()
-        correct += int((logits.argmax(dim=-1) == targets).sum())
-        tokens += targets.numel()
-        total_bytes += int(lengths.sum())
+        score.add(predict(batch[:, :-1]), batch[:, 1:], lengths)
         if progress is not None:
-            progress(done / data.count(limit))
-    return LanguageScore(nats, correct, tokens, total_bytes)
+            progress(done / count)
+    return score
 
 
 @torch.no_grad()
 def score_masked(
     predict: Predict, data: HeldOut, device: torch.device, probability: float, limit: int | None = None
 ) -> LanguageScore:
-    """Scores of hidden tokens, at fixed masks; not comparable with next-token scores."""
-    tokenizer = data.prepared.tokenizer
-    assert tokenizer.mask_id is not None
-    nats, correct, tokens, total_bytes = 0.0, 0, 0, 0
-    for number, (windows, lengths) in enumerate(data.batches(limit)):
-        # The window's targets, so that byte lengths and tokens stand side by side.
-        inputs, targets = mask_tokens(
-            windows[:, 1:],
-            probability,
-            tokenizer.mask_id,
-            tokenizer.special_ids,
-            tokenizer.vocab_size,
-            "evaluation",
-            number,
-        )
-        logits = predict(torch.from_numpy(inputs).to(device))
-        hidden = torch.from_numpy(targets).to(device)
-        nats += token_losses(logits, hidden).double().sum().item()
-        correct += int(((logits.argmax(dim=-1) == hidden) & (hidden != IGNORED)).sum())
-        tokens += int((targets != IGNORED).sum())
-        total_bytes += int(lengths[targets != IGNORED].sum())
-    if not tokens:
+    """Scores of hidden tokens, at masks fixed per window; not comparable with next-token scores."""
+    score, first = LanguageScore(), 0
+    for windows, lengths in data.batches(limit):
+        # A window's targets, so that byte lengths and tokens stand side by side.
+        inputs, targets = hide(windows[:, 1:], probability, data.prepared.tokenizer, first)
+        first += len(windows)
+        score.add(predict(torch.from_numpy(inputs).to(device)), torch.from_numpy(targets).to(device), lengths)
+    if not score.tokens:
         raise UserError(f"the {data.split} split has no token that could be masked")
-    return LanguageScore(nats, correct, tokens, total_bytes)
+    return score
+
+
+def hide(
+    rows: NDArray[np.int64], probability: float, tokenizer: Tokenizer, first: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Masked inputs and targets; each row's masks depend on its number alone, not on the batch it is in."""
+    assert tokenizer.mask_id is not None
+    where = (probability, tokenizer.mask_id, tokenizer.special_ids, tokenizer.vocab_size, "evaluation")
+    pairs = [mask_tokens(row, *where, first + number) for number, row in enumerate(rows)]
+    return np.stack([inputs for inputs, _ in pairs]), np.stack([targets for _, targets in pairs])
 
 
 @torch.no_grad()
@@ -141,19 +142,15 @@ def score_pseudo(
     """
     mask_id = data.prepared.tokenizer.mask_id
     assert mask_id is not None
-    nats, correct, tokens, total_bytes = 0.0, 0, 0, 0
-    rows = HeldOut(data.prepared, data.split, data.length, 1)
+    score, rows = LanguageScore(), replace(data, batch_size=1)
     for done, (window, lengths) in enumerate(rows.batches(sequences), start=1):
         row = torch.from_numpy(window[0, 1:]).to(device)
-        for first in range(0, len(row), data.batch_size):
-            hidden = torch.arange(first, min(first + data.batch_size, len(row)), device=device)
+        for hidden in torch.arange(len(row), device=device).split(data.batch_size):
+            copies = torch.arange(len(hidden), device=device)
             inputs = row.repeat(len(hidden), 1)
-            inputs[torch.arange(len(hidden), device=device), hidden] = mask_id
-            logits = predict(inputs)[torch.arange(len(hidden), device=device), hidden]
-            nats += token_losses(logits[None], row[hidden][None]).double().sum().item()
-            correct += int((logits.argmax(dim=-1) == row[hidden]).sum())
-        tokens += len(row)
-        total_bytes += int(lengths.sum())
+            inputs[copies, hidden] = mask_id
+            logits = predict(inputs)[copies, hidden]
+            score.add(logits[None], row[None, hidden], lengths[:, hidden.cpu().numpy()])
         if progress is not None:
             progress(done / rows.count(sequences))
-    return LanguageScore(nats, correct, tokens, total_bytes)
+    return score

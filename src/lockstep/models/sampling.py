@@ -74,7 +74,9 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) 
     """One token per row of logits [batch, vocab], as [batch, 1]."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # Shifted first, so that a tiny temperature gives minus infinity for the others and not NaN.
+    scaled = (exact - exact.amax(dim=-1, keepdim=True)) / sampling.temperature
     return torch.multinomial(filtered(scaled, sampling).softmax(dim=-1), 1, generator=generator)
 
 

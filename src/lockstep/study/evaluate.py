@@ -16,6 +16,7 @@ from lockstep.errors import UserError
 from lockstep.evaluation.language import HeldOut, score_causal, score_masked, score_pseudo
 from lockstep.models.language_model import LanguageModel
 from lockstep.training.checkpoint import Checkpoint, load, resolve_checkpoint
+from lockstep.training.context import check_same_data
 from lockstep.training.distribution import World, find_device
 from lockstep.training.durable import write_whole
 from lockstep.training.progress import showing
@@ -51,16 +52,7 @@ def evaluate_run(
 def open_same_corpus(run: RunSpec, checkpoint: Checkpoint) -> Prepared:
     """The corpus of a run, which must still be the one it was trained on."""
     prepared = prepare(run.data, run.tokenizer)
-    found = {
-        "corpus_digest": prepared.corpus_digest,
-        "tokenizer_fingerprint": prepared.tokenizer.fingerprint,
-    }
-    for key, value in found.items():
-        if checkpoint.metadata[key] != value:
-            raise UserError(
-                f"{checkpoint.folder}: trained with {key} {checkpoint.metadata[key][:12]}, but"
-                f" {run.data.training_corpus or run.data.source_corpus} now has {value[:12]}"
-            )
+    check_same_data(checkpoint, prepared)
     return prepared
 
 

@@ -11,11 +11,13 @@ import torch.distributed as dist
 
 from lockstep.config.run import RunSpec
 from lockstep.data.prepare import Prepared, prepare
+from lockstep.data.prepared import TOKENIZER
 from lockstep.data.stream import TokenStream
 from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
 from lockstep.models.registry import specify
 from lockstep.models.spec import ModelSpec
+from lockstep.training.checkpoint import Checkpoint
 from lockstep.training.distribution import World, find_device
 from lockstep.training.objective import Objective, make_objective
 from lockstep.training.plan import Plan, make_plan
@@ -44,6 +46,11 @@ class Context:
         resolved = self.run.model_dump(mode="json")
         fields = self.model_spec.model_dump(mode="json")
         resolved["model"] = {"architecture": self.run.model.architecture, **fields}
+        # A prepared folder brings a tokenizer that the run need not name.
+        kind = self.prepared.tokenizer.kind
+        resolved["tokenizer"]["tokenizer_type"] = kind
+        if kind == "file" and self.run.tokenizer.path is None:
+            resolved["tokenizer"]["path"] = str(self.prepared.folder / TOKENIZER)
         return resolved
 
     def wandb_id(self) -> str | None:
@@ -109,6 +116,21 @@ def check_against_data(spec: ModelSpec, vocab_size: int, length: int) -> ModelSp
     if spec.learned_positions and spec.max_length < length:
         raise UserError(f"model.max_length is {spec.max_length}, but data.max_sequence_length is {length}")
     return spec
+
+
+def check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
+    """A corpus or tokenizer that is no longer the one a checkpoint was trained on is refused."""
+    found = {
+        "corpus_digest": prepared.corpus_digest,
+        "tokenizer_fingerprint": prepared.tokenizer.fingerprint,
+    }
+    for key, value in found.items():
+        trained = checkpoint.metadata[key]
+        if trained != value:
+            raise UserError(
+                f"{checkpoint.folder}: trained with {key} {trained[:12]}, but {prepared.manifest.corpus} now has"
+                f" {value[:12]}; bring back the old text, or start in another folder"
+            )
 
 
 def _prepare_once(run: RunSpec, world: World) -> Prepared:

@@ -16,7 +16,7 @@ from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
 from lockstep.models.sampling import Sampling
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
-from lockstep.training.context import Context
+from lockstep.training.context import Context, check_same_data
 from lockstep.training.distribution import (
     accumulating,
     distribute,
@@ -45,9 +45,10 @@ class Trainer:
         self.training = context.run.training
         self.last_step = context.plan.steps if cooling is None else cooling.end
         self.milestones = context.plan.milestones if cooling is None else (cooling.end,)
-        self.byte_lengths = context.prepared.byte_lengths("train")
         self.ledger = Ledger()
         start = newest_checkpoint(context.folder) or trunk
+        if start is not None:
+            check_same_data(start, context.prepared)
         self.parent = None if start is None else start.digest
         self._build(start)
         self.recorder = Recorder(context, self.ledger.step)
@@ -102,7 +103,9 @@ class Trainer:
             nats += self._forward_backward(inputs, targets, batch.supervised, last=micro == micros - 1)
         norm = self._update()
         self.ledger.record(windows, batch.supervised)
-        scored = 0 if context.objective.masked else context.stream.target_bytes(index, self.byte_lengths)
+        scored = 0
+        if not context.objective.masked:
+            scored = int(context.prepared.byte_lengths("train", context.stream.target_places(index)).sum())
         self.recorder.add(StepRecord(self.ledger.step, self.ledger.tokens, batch.supervised, scored, rate, nats, norm))
 
     def _forward_backward(self, inputs: Tensor, targets: Tensor, supervised: int, last: bool) -> Tensor:

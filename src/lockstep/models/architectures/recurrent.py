@@ -34,14 +34,20 @@ class RecurrentSpec(ModelSpec):
 
 @architecture("lstm")
 class LstmSpec(RecurrentSpec):
+    """Long short-term memory."""
+
     cell: ClassVar[Cell] = "lstm"
 
 
 @architecture("gru")
 class GruSpec(RecurrentSpec):
+    """Gated recurrent units."""
+
     cell: ClassVar[Cell] = "gru"
 
 
 @architecture("rnn")
 class RnnSpec(RecurrentSpec):
+    """The plain tanh recurrence."""
+
     cell: ClassVar[Cell] = "rnn"
