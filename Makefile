@@ -14,8 +14,8 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 compare: setup
-	$(BIN)/lockstep train configs/quick.yaml
-	$(BIN)/lockstep evaluate configs/quick.yaml
+	$(BIN)/lockstep train configs/quick/transformer.yaml
+	$(BIN)/lockstep evaluate configs/quick/transformer.yaml
 
 lint: setup
 	$(BIN)/ruff check .

@@ -230,7 +230,7 @@ def test_schedule_writes_and_sync_copies(tmp_path: Path, tiny_corpus: Path) -> N
     assert "# A comment that stays." in source.read_text()
     assert "# high, for so small a model" in source.read_text()
     synced = lockstep("schedule", "sync", source, target).assert_ok()
-    assert synced == f"copied {len(steps)} steps from {source} to 1 files\n"
+    assert synced == f"copied {len(steps)} steps from {source} to 1 other files\n"
     assert read_yaml(target)["training"]["checkpoint_schedule"] == steps
 
 

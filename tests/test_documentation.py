@@ -185,7 +185,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path) -> Pa
         for run, fields in RUNS.items():
             overrides = (f"experiment_name={run}", "training.train_steps=20", *fields, *SMALL_RUN)
             words = [word for override in overrides for word in ("-o", override)]
-            status, output = run_in_process(["train", "configs/quick.yaml", *words])
+            status, output = run_in_process(["train", "configs/quick/transformer.yaml", *words])
             assert status == 0, output
     return folder
 

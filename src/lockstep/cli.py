@@ -108,8 +108,8 @@ def schedule(
         if len(words) < 3:
             raise UserError("schedule sync: name the file to copy from and at least one to copy to")
         source, *targets = map(Path, words[1:])
-        steps = sync_schedules(source, targets)
-        typer.echo(f"copied {len(steps)} steps from {source} to {len(targets)} files")
+        steps, copies = sync_schedules(source, targets)
+        typer.echo(f"copied {len(steps)} steps from {source} to {copies} other files")
         return
     if len(words) > 1:
         raise UserError(f"schedule: one CONFIG at a time, not {len(words)}; `schedule sync` copies to many")
@@ -138,10 +138,11 @@ def audit(
     for note in result.notes:
         typer.echo(f"note: {note}")
     for finding in result.findings:
-        typer.echo(f"differs: {finding.message}")
-    typer.echo("audit passed" if result.passed else f"audit failed: {len(result.findings)} undeclared differences")
+        typer.echo(f"finding: {finding.message}")
     if not result.passed:
+        typer.echo(f"audit failed, findings: {len(result.findings)}")
         raise typer.Exit(1)
+    typer.echo("audit passed")
 
 
 @app.command()
@@ -153,7 +154,7 @@ def check(
 
     broken = 0
     for verdict in check_laws(architecture):
-        line = f"{verdict.outcome:14s} {verdict.law.name:20s} {verdict.subject.label}"
+        line = f"{verdict.outcome:14s} {verdict.law.name:22s} {verdict.subject.label}"
         typer.echo(f"{line}: {verdict.message}" if verdict.message else line)
         broken += not verdict.passed
     typer.echo(f"{architecture} breaks the laws in {broken} cases" if broken else f"{architecture} obeys the laws")
@@ -164,8 +165,9 @@ def check(
 @app.command()
 def prepare(
     corpus: Annotated[str, typer.Argument(help="A corpus name, a text file or folder, or hub:OWNER/NAME.")],
-    tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, unigram, bpe, wordpiece, character, word.")] = "bytes",
+    tokenizer: Annotated[str, typer.Option(help="Its type, as `lockstep list` names them.")] = "bytes",
     vocab_size: Annotated[int | None, typer.Option(min=1, help="For a tokenizer that is trained.")] = None,
+    tokenizer_path: Annotated[Path | None, typer.Option(help="For types gpt2 and file: where it lies.")] = None,
 ) -> None:
     """Find or fetch a corpus, verify it, and tokenize it into memory-mapped files."""
     from lockstep.config.data import DataSpec
@@ -173,7 +175,9 @@ def prepare(
     from lockstep.config.tokenizer import TokenizerSpec
     from lockstep.data.prepare import prepare as prepare_corpus
 
-    spec = validate(TokenizerSpec, {"tokenizer_type": tokenizer, "vocab_size": vocab_size}, "--tokenizer")
+    asked = {"tokenizer_type": tokenizer, "vocab_size": vocab_size}
+    asked["path"] = None if tokenizer_path is None else str(tokenizer_path)
+    spec = validate(TokenizerSpec, asked, "--tokenizer")
     data = validate(DataSpec, {"training_corpus": corpus}, "CORPUS")
     prepared = prepare_corpus(data, spec)
     typer.echo(f"{prepared.folder}")

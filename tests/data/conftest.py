@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sample_text import TEXT
 
 from lockstep.data.corpora import SPLITS, Corpus
+from tests.data.sample_text import TEXT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BESIDE = REPOSITORY.parent / "shared" / "data"

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sample_text import TEXT
 
 from lockstep.config.tokenizer import TokenizerSpec
 from lockstep.data.corpora import Corpus
@@ -25,6 +24,7 @@ from lockstep.data.tokenizers import (
     train_tokenizer,
 )
 from lockstep.errors import UserError
+from tests.data.sample_text import TEXT
 
 SIZES = {"bpe": 400, "unigram": 400, "wordpiece": 200, "character": None, "word": None}
 KINDS = ("bytes", *SIZES)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import (
+
+from lockstep.laws import LAWS, judge, law_named
+from tests.laws.toys import (
     CannotLearn,
     ChangesGivenState,
     CountsCalls,
@@ -36,8 +38,6 @@ from toys import (
     WrongStateBytes,
     subject_of,
 )
-
-from lockstep.laws import LAWS, judge, law_named
 
 CATCHES: list[tuple[type[Sound], str, str]] = [
     (LeaksThroughZeroGate, "no-future-leak", "those from 1 on moved the output at 0"),

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import Crash, crash, crashing
-from tiny_runs import assert_same_run, tiny_run
 
 from lockstep.errors import UserError
 from lockstep.training.checkpoint import (
@@ -25,6 +23,8 @@ from lockstep.training.checkpoint import (
     open_checkpoint,
 )
 from lockstep.training.run import train
+from tests.training.faults import Crash, crash, crashing
+from tests.training.tiny_runs import assert_same_run, tiny_run
 
 
 def flip(path: Path, share: float) -> None:
@@ -135,6 +135,22 @@ def test_a_damaged_checkpoint_stays_until_it_is_replaced(call: int, folder: Path
     with pytest.warns(UserWarning, match="damaged"), crashing("a file reaches the disk", call), pytest.raises(Crash):
         train(tiny_run(tiny_corpus), folder)
     assert (folder / "checkpoint-8" / WEIGHTS).read_bytes() == damaged
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_not_even_between_two_names_is_it_lost(call: int, folder: Path, calm: Path, tiny_corpus: Path) -> None:
+    """It makes room for its successor under another name first."""
+    flip(folder / "checkpoint-8" / WEIGHTS, 0.5)
+    damaged = (folder / "checkpoint-8" / WEIGHTS).read_bytes()
+    with pytest.warns(UserWarning, match="damaged"), crashing("a folder gets its name", call), pytest.raises(Crash):
+        train(tiny_run(tiny_corpus), folder)
+    places = (folder / "checkpoint-8" / WEIGHTS, folder / ".checkpoint-8.damaged" / WEIGHTS)
+    assert [place.read_bytes() for place in places if place.exists()] == [damaged]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(tiny_run(tiny_corpus), folder)
+    assert_same_run(calm, folder)
+    assert list(folder.glob(".checkpoint-*")) == []
 
 
 def test_pruning_never_takes_a_sound_checkpoint_for_a_damaged_one(folder: Path, calm: Path, tiny_corpus: Path) -> None:

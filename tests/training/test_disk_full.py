@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import only_line, run
-from tiny_runs import assert_same_run, tiny_run, write_config
 
 from lockstep.config.run import RunSpec
 from lockstep.training.checkpoint import TRAINING_STATE, WEIGHTS, checkpoint_steps, open_checkpoint
 from lockstep.training.run import train
+from tests.training.processes import only_line, run
+from tests.training.tiny_runs import assert_same_run, tiny_run, write_config
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def checkpoint_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.2, 0.8])
 def test_a_full_disk(share: float, tiny_corpus: Path, tmp_path: Path) -> None:
     """The disk has room for two checkpoints and for a share of the third."""
     settings = saving_run(tiny_corpus)
@@ -69,8 +69,17 @@ def test_a_full_disk(share: float, tiny_corpus: Path, tmp_path: Path) -> None:
             open_checkpoint(disk / "run" / f"checkpoint-{step}")
         assert list((disk / "run").glob(".*.partial")) == []
         ballast.unlink()
-        assert run(config, disk / "run").returncode == 0
+        train(settings, disk / "run")
         assert_same_run(tmp_path / "calm", disk / "run")
+
+
+def test_a_disk_that_was_full_before(tiny_corpus: Path, tmp_path: Path) -> None:
+    config = write_config(saving_run(tiny_corpus), tmp_path / "run.yaml")
+    with small_disk(tmp_path / "disk", 64) as disk:
+        (disk / "ballast").write_bytes(bytes(free_bytes(disk)))
+        ended = run(config, disk / "run")
+    assert ended.returncode == 2, ended.stderr
+    assert "No space left on device" in only_line(ended.stderr)
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, TRAINING_STATE])
@@ -85,5 +94,5 @@ def test_a_file_that_may_not_grow(file: str, tiny_corpus: Path, tmp_path: Path) 
     assert only_line(ended.stderr).endswith("File too large; earlier checkpoints are intact")
     assert checkpoint_steps(folder) == []
     assert list(folder.glob(".*.partial")) == []
-    assert run(config, folder).returncode == 0
+    train(settings, folder)
     assert_same_run(tmp_path / "calm", folder)

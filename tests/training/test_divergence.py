@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from processes import only_line
-from processes import run as run_command
-from tiny_runs import log_is_valid, tiny_run, write_config
 
 from lockstep.config.run import RunSpec
 from lockstep.training.checkpoint import checkpoint_steps, open_checkpoint
 from lockstep.training.run import train
 from lockstep.training.stopping import Diverged
+from tests.training.processes import only_line
+from tests.training.processes import run as run_command
+from tests.training.tiny_runs import log_is_valid, tiny_run, write_config
 
 
 def exploding_run(corpus: Path, architecture: str = "gpt2", **training: Any) -> RunSpec:

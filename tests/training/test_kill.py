@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import GIVE_UP_SECONDS, only_line, start, wait_for
-from tiny_runs import ARCHITECTURES, assert_same_run, tiny_run, write_config
 
 from lockstep.config.run import RunSpec
 from lockstep.training.run import train
+from tests.training.processes import GIVE_UP_SECONDS, only_line, start, wait_for
+from tests.training.tiny_runs import ARCHITECTURES, assert_same_run, tiny_run, write_config
 
 Moment = Callable[[], bool]
 
@@ -96,7 +96,7 @@ def test_a_polite_signal_saves_first(number: signal.Signals, tiny_corpus: Path, 
     assert f"stopped at step {step};" in only_line(stderr)
     assert logged_steps(folder) == step
     assert 12 <= step < 40
-    finish(config, folder)
+    train(run, folder)
     assert_same_run(tmp_path / "calm", folder)
 
 

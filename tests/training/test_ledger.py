@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faults import crash, interrupt
-from tiny_runs import ARCHITECTURES, last_checkpoint, losses, tiny_run, without_dropout
 
 from lockstep.data.masking import IGNORED
 from lockstep.data.stream import EMPTY_HASH, advance_hash
@@ -19,6 +17,8 @@ from lockstep.training.context import Context
 from lockstep.training.ledger import Ledger
 from lockstep.training.run import train
 from lockstep.training.run_folder import read_log
+from tests.training.faults import crash, interrupt
+from tests.training.tiny_runs import ARCHITECTURES, last_checkpoint, losses, tiny_run, without_dropout
 
 SEED_KEYS: dict[str, tuple[str, ...]] = {
     "token_metrics": (
@@ -145,7 +145,7 @@ def test_bits_per_byte_follow_from_the_loss(tiny_corpus: Path, tmp_path: Path) -
     context = train(tiny_run(tiny_corpus), tmp_path)
     records = [one for one in read_log(tmp_path / "metrics.jsonl") if "bits_per_byte" in one]
     assert len(records) == 12
-    lengths = context.prepared.byte_lengths("train")
+    lengths = context.prepared.byte_lengths("train", np.arange(len(context.stream.tokens)))
     for record in records:
         starts = context.stream.starts(record["step"] - 1)
         scored = sum(int(lengths[start + 1 : start + 17].sum()) for start in starts)

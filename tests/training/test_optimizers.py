@@ -62,7 +62,7 @@ def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: rang
         tokens = torch.randint(0, 16, (4, 12), generator=torch.Generator().manual_seed(step))
         loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         set_learning_rate(optimizers, RATE / (step + 1))
         for optimizer in optimizers:
             optimizer.step()

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import PLACES, count_calls, crash, interrupt
-from tiny_runs import ARCHITECTURES, assert_same_run, tiny_run
 
 from lockstep.config.training import OptimizerName
-from lockstep.training.checkpoint import checkpoint_steps, newest_checkpoint
+from lockstep.training.checkpoint import WEIGHTS, checkpoint_steps, newest_checkpoint, open_checkpoint
+from lockstep.training.loop import step_seed
 from lockstep.training.run import train
+from tests.training.faults import PLACES, count_calls, crash, interrupt
+from tests.training.tiny_runs import ARCHITECTURES, assert_same_run, losses, tiny_run
 
 OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "muon", "adopt-atan2")
 
@@ -116,8 +117,12 @@ def test_a_branch_leaves_the_trunk_where_it_should(tiny_corpus: Path, tmp_path: 
     train(tiny_run(tiny_corpus, "lstm", training=training), tmp_path / "trunk")
     alone = {**training, "train_steps": 10, "cooled_at": ()}
     train(tiny_run(tiny_corpus, "lstm", training=alone), tmp_path / "alone")
-    branch = tmp_path / "trunk" / "cooled-10" / "checkpoint-10" / "model.safetensors"
-    assert branch.read_bytes() == (tmp_path / "alone" / "checkpoint-10" / "model.safetensors").read_bytes()
+    branch = tmp_path / "trunk" / "cooled-10"
+    weights = [folder / "checkpoint-10" / WEIGHTS for folder in (branch, tmp_path / "alone")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert losses(branch) == losses(tmp_path / "alone")[6:], "a branch does not repeat its trunk"
+    left = open_checkpoint(tmp_path / "trunk" / "checkpoint-6")
+    assert open_checkpoint(branch / "checkpoint-8").metadata["parent_digest"] == left.digest
 
 
 def test_a_finished_run_is_left_alone(tiny_corpus: Path, tmp_path: Path) -> None:
@@ -126,6 +131,13 @@ def test_a_finished_run_is_left_alone(tiny_corpus: Path, tmp_path: Path) -> None
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     train(run, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_every_step_and_process_drops_out_anew() -> None:
+    seeds = {step_seed(seed, step, rank) for seed in range(5) for step in range(50) for rank in range(4)}
+    assert len(seeds) == 1000
+    assert step_seed(3, 4, 1) == step_seed(3, 4, 1)
+    assert all(0 <= one < 2**63 for one in seeds)
 
 
 def test_the_seed_matters(tiny_corpus: Path, tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import only_line
-from processes import run as run_command
-from tiny_runs import assert_same_run, tiny_run, write_config
 
 from lockstep.errors import UserError
 from lockstep.training.checkpoint import checkpoint_steps, open_checkpoint
 from lockstep.training.run import train
 from lockstep.training.run_folder import locked
+from tests.training.faults import crash
+from tests.training.processes import only_line
+from tests.training.processes import run as run_command
+from tests.training.tiny_runs import assert_same_run, tiny_run, write_config
 
 
 @pytest.mark.parametrize(
@@ -86,12 +87,20 @@ def test_another_run_is_refused(changed: dict[str, Any], told: str, tiny_corpus:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_another_text_under_the_old_name_is_refused(tiny_corpus: Path, tmp_path: Path) -> None:
+    corpus, folder = tmp_path / "text.txt", tmp_path / "run"
+    corpus.write_text(tiny_corpus.read_text())
+    crash(tiny_run(corpus), folder, "a step is taken", 7)
+    corpus.write_text(tiny_corpus.read_text().replace("cat", "rat"))
+    with pytest.raises(UserError, match=r"checkpoint-4: trained with corpus_digest \w+, but .* now has \w+"):
+        train(tiny_run(corpus), folder)
+    assert checkpoint_steps(folder) == [4]
+
+
 def test_what_does_not_decide_the_outcome_may_change(tiny_corpus: Path, tmp_path: Path) -> None:
     train(tiny_run(tiny_corpus), tmp_path / "calm")
     folder = tmp_path / "changed"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.training.run.Trainer.run", lambda *_: None)
-        train(tiny_run(tiny_corpus), folder)
+    crash(tiny_run(tiny_corpus), folder, "a step is taken", 3)
     changed: dict[str, Any] = {"save_interval": 3, "keep_last": 5, "output_dir": "elsewhere", "distribution": "fsdp"}
     train(tiny_run(tiny_corpus, training=changed, logging={"log_interval": 5, "tags": ("other",)}), folder)
     assert checkpoint_steps(folder) == [3, 6, 9, 12]

@@ -13,7 +13,7 @@ from lockstep.data.corpora import CORPORA
 from lockstep.data.locations import cache_folder, search_folders
 from lockstep.training.provenance import code_revision, versions
 
-EXTRAS = {"gpu": ("triton", "fla-core"), "hub": ("datasets",), "track": ("wandb", "tensorboard", "trackio")}
+EXTRAS = {"hub": ("datasets",), "track": ("wandb", "tensorboard", "trackio")}
 
 
 def report() -> str:
@@ -22,21 +22,21 @@ def report() -> str:
 
 
 def _software() -> list[str]:
-    lines = ["software", f"  system          {platform.system()} {platform.release()} {platform.machine()}"]
-    lines += [f"  {name:15s} {number}" for name, number in versions().items()]
-    return [*lines, f"  code            {code_revision() or 'not a checkout'}"]
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    facts = {"system": system, **versions(), "code": code_revision() or "not a checkout"}
+    return ["software", *(_row(name, fact) for name, fact in facts.items())]
 
 
 def _devices() -> list[str]:
-    lines = ["devices", f"  cpu             {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"]
+    lines = ["devices", _row("cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")]
     for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory / 2**30
-        lines.append(f"  cuda:{index}          {torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+        lines.append(_row(f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB"))
     return lines
 
 
 def _backends() -> list[str]:
-    return ["kernel backends", "  torch           usable", f"  triton          {_triton()}"]
+    return ["kernel backends", _row("torch", "usable"), _row("triton", _triton())]
 
 
 def _triton() -> str:
@@ -52,15 +52,19 @@ def _extras() -> list[str]:
     for extra, packages in EXTRAS.items():
         for package in packages:
             try:
-                lines.append(f"  {package:15s} {version(package)}")
+                lines.append(_row(package, version(package)))
             except PackageNotFoundError:
-                lines.append(f"  {package:15s} not installed (extra: {extra})")
+                lines.append(_row(package, f"not installed (extra: {extra})"))
     return lines
 
 
 def _data() -> list[str]:
     searched = ", ".join(map(str, search_folders()))
-    lines = ["data", f"  searched          {searched}", f"  cache             {cache_folder()}"]
+    lines = ["data", _row("searched", searched), _row("cache", str(cache_folder()))]
     for name, corpus in CORPORA.items():
-        lines.append(f"  {name:17s} {'found' if corpus.is_present() else 'not found; fetched when needed'}")
+        lines.append(_row(name, "found" if corpus.is_present() else "not found here"))
     return lines
+
+
+def _row(name: str, fact: str) -> str:
+    return f"  {name:19s} {fact}"

@@ -25,14 +25,18 @@ def generate_schedule(path: Path, overrides: Sequence[str]) -> tuple[int, ...]:
     return steps
 
 
-def sync_schedules(source: Path, targets: Sequence[Path]) -> tuple[int, ...]:
-    """Give every target the schedule of `source`; nothing is written unless all of them can be."""
+def sync_schedules(source: Path, targets: Sequence[Path]) -> tuple[tuple[int, ...], int]:
+    """Give every target the schedule of `source`; nothing is written unless all of them can be read.
+
+    A target need not be a whole run: a template or a shared training section takes a schedule too. Returned are the
+    steps and the number of files that now have them, the source not counted.
+    """
     steps = read_schedule(source)
     if not steps:
         raise UserError(f"{source}: no training.checkpoint_schedule; run `lockstep schedule {source}` first")
     others = [target for target in targets if target.resolve() != source.resolve()]
     for target in others:
-        load_run(target)
+        read_schedule(target)
     for target in others:
         write_schedule(target, steps)
-    return steps
+    return steps, len(others)

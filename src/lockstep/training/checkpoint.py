@@ -108,7 +108,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
                 raise DamagedCheckpoint(f"{name} does not match its sha256 in {METADATA}")
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{Path(error.filename).name} is missing") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except OSError as error:
+        raise DamagedCheckpoint(f"{Path(error.filename or folder).name} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{METADATA} cannot be read ({type(error).__name__})") from None
     return Checkpoint(folder, metadata)
 

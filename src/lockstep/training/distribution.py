@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -70,6 +70,9 @@ def join_world(backend_device: str) -> Iterator[World]:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
         yield world
+        # The main process may still be writing. Nor may an interpreter end while a thread of FSDP's group, which
+        # outlives the group, lets go of the last tensors: that would be an abort.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -80,9 +83,10 @@ def distribute(model: LanguageModel, how: Literal["ddp", "fsdp"], world: World, 
         return model
     if how == "ddp":
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-    for block in model.layers:
-        fully_shard(block)
-    fully_shard(model)
+    for part in (*model.layers, model):
+        fully_shard(part)
+        # Sampling goes through `step`: the sharded weights must be gathered for it as for `forward`.
+        register_fsdp_forward_method(part, "step")
     return model
 
 

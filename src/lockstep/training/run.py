@@ -74,7 +74,10 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
             raise UserError(f"{folder}: {error.strerror}; earlier checkpoints are intact") from None
         raise
-    except torch.OutOfMemoryError:
-        raise UserError(
-            "out of device memory; lower data.batch_size and raise training.gradient_accumulation_steps to match"
-        ) from None
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+            raise UserError(
+                "out of memory; lower data.batch_size and raise training.gradient_accumulation_steps to match,"
+                " or make the model smaller"
+            ) from None
+        raise

@@ -50,7 +50,7 @@ def store_config(folder: Path, resolved: Mapping[str, Any]) -> None:
     stored = flatten(read_yaml(path))
     asked = flatten(json.loads(json.dumps(resolved)))
     for key in sorted(stored.keys() | asked.keys()):
-        if stored.get(key) != asked.get(key) and not key.startswith(MAY_CHANGE):
+        if stored.get(key) != asked.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in MAY_CHANGE):
             raise UserError(
                 f"{folder} holds a run with {key} = {stored.get(key)}, but {asked.get(key)} is asked for;"
                 " use another --output-dir, or the old value"
@@ -119,9 +119,11 @@ class Log:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log; a last line without its end is not one."""
+    """The whole lines of a log, up to the first that is not one: a crash may leave its last lines torn."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
             records.append(json.loads(line))
+        except ValueError:
+            break
     return records

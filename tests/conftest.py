@@ -1,0 +1,40 @@
+"""What every test stands on: a cache of its own, one thread, and a small text to train on."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported, and inherited by every process that a test starts: tests run side by side, and sums over
+# another number of threads may differ in their last bit.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Runs are compared bit for bit, which only the CPU promises.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test reads or fills the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text file of about 12 kB: sentences drawn from a few words, the same on every machine."""
+    draw = random.Random(7)
+    words = ["the", "a", "cat", "dog", "bird", "sees", "hears", "finds", "small", "old", "grey", "river", "then", "too"]
+    lines = (" ".join(draw.choice(words) for _ in range(draw.randint(4, 9))).capitalize() + "." for _ in range(330))
+    path = tmp_path_factory.mktemp("corpus") / "tiny.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
