@@ -8,15 +8,14 @@ from lockstep.study.audited_run import AuditedRun
 
 def token_table(audit: Audit) -> str:
     """One line a run: its tokens at the audited step, or at its newest where the runs have none in common."""
-    width = max(10, *(len(run.architecture) for run in audit.runs))
-    return "\n".join(_token_line(run, run.newest if audit.step is None else audit.step, width) for run in audit.runs)
+    return "\n".join(_token_line(run, run.newest if audit.step is None else audit.step) for run in audit.runs)
 
 
-def _token_line(run: AuditedRun, step: int | None, width: int) -> str:
+def _token_line(run: AuditedRun, step: int | None) -> str:
     tokens = None if step is None else run.tokens.get(step)
     shown_step = f"{'-':>6s}" if step is None else f"{step:6d}"
     shown_tokens = "-" if tokens is None else f"{tokens:,} ({tokens / 1e6:.2f}M)"
-    return f"{run.architecture:{width}s} | Step: {shown_step} | Tokens: {shown_tokens}"
+    return f"{run.architecture:10s} | Step: {shown_step} | Tokens: {shown_tokens}"
 
 
 def pivot_table(audit: Audit) -> str:
