@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.ready-dev
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
 .PHONY: setup compare test test-slow lint bench clean
 
@@ -10,14 +12,18 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) .
 	touch $@
 
-compare: setup
+$(DEV_READY): $(READY)
+	$(INSTALL) '.[dev]'
+	touch $@
+
+compare: $(READY)
 	$(BIN)/lockstep train configs/quick/transformer.yaml
 	$(BIN)/lockstep evaluate configs/quick/transformer.yaml
 
-lint: setup
+lint: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -25,10 +31,10 @@ lint: setup
 test: lint
 	$(BIN)/pytest --numprocesses 2
 
-test-slow: setup
+test-slow: $(DEV_READY)
 	$(BIN)/pytest --numprocesses 2 -m slow
 
-bench: setup
+bench: $(READY)
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/loop.py
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 import lzma
 import os
 import shutil
@@ -148,8 +148,8 @@ def test_what_is_present_is_known_without_reading_it(real_data: RealData) -> Non
     assert not CORPORA["wikitext-103-raw"].is_present()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the hub extra is installed")
-def test_the_hub_without_its_extra_says_what_to_install() -> None:
+def test_the_hub_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises(UserError, match=r"pip install 'lockstep-lm\[hub\]'"):
         find_corpus("hub:someone/something:config")
 
