@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import lzma
 import os
 import shutil
+import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable
