@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ training:
   checkpoint_schedule: [2, 4]
   output_dir: {output}
   device: cpu
-evaluation: {{batches: 2, pseudo_sequences: 2}}
+evaluation: {{sequences: 8, pseudo_sequences: 2}}
 """
 
 
@@ -180,7 +181,7 @@ def test_evaluate_refuses_a_corpus_that_has_changed(tmp_path: Path, tiny_corpus:
     config = write_config(tmp_path, corpus, "rnn")
     lockstep("train", config).assert_ok()
     corpus.write_bytes(tiny_corpus.read_bytes().replace(b"cat", b"cow"))
-    lockstep("evaluate", config).assert_refused("corpus_digest", "corpus now has")
+    lockstep("evaluate", config).assert_refused("corpus_digest", "bring back the old text")
 
 
 def test_generate_is_reproducible(study: Path) -> None:
@@ -270,6 +271,17 @@ def test_prepare_says_what_it_made(tiny_corpus: Path) -> None:
     assert (folder / "manifest.json").exists()
     assert [line.split()[0] for line in text.splitlines()[1:]] == ["train", "valid", "test", "vocabulary"]
     assert lockstep("prepare", tiny_corpus, "--tokenizer", "bpe", "--vocab-size", "300").assert_ok() == text
+
+
+def test_prepare_finds_tokens_that_are_no_longer_what_was_written(tiny_corpus: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_bytes(tiny_corpus.read_bytes())
+    tokens = Path(lockstep("prepare", corpus).assert_ok().splitlines()[0]) / "train.bin"
+    # A power cut may leave a file of the right size that is full of zeros.
+    tokens.write_bytes(bytes(tokens.stat().st_size))
+    lockstep("prepare", corpus).assert_refused(str(tokens), "sha256", "delete the folder")
+    shutil.rmtree(tokens.parent)
+    lockstep("prepare", corpus).assert_ok()
 
 
 def test_prepare_says_why_not(tiny_corpus: Path, tmp_path: Path) -> None:

@@ -163,11 +163,17 @@ def check_installation(command: Command) -> tuple[int, str]:
     return int(command.words != ("pip", "install", "-e", ".")), f"unknown form: {shlex.join(command.words)}"
 
 
+def check_activation(command: Command) -> tuple[int, str]:
+    """The environment that `make` sets up lies there; activating it in a child process would change nothing."""
+    return int(command.words != ("source", ".venv/bin/activate")), f"unknown form: {shlex.join(command.words)}"
+
+
 HOW: dict[str, Callable[[Command], tuple[int, str]]] = {
     "lockstep": run_verb,
     "torchrun": run_torchrun,
     "make": check_target,
     "pip": check_installation,
+    "source": check_activation,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +12,21 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lockstep"
 
 BASE = {"config", "errors"}
+TOOLS = {"durable", "progress"}
+"""Modules that any room with files or long work may use, and that know nothing of the rooms."""
 ALLOWED = {
     "errors": set[str](),
+    "durable": {"errors"},
+    "progress": {"errors"},
     "config": {"errors"},
     "kernels": BASE,
     "memory": BASE | {"kernels"},
     "models": BASE | {"memory", "kernels"},
-    "data": BASE,
+    "data": BASE | TOOLS,
     "laws": BASE | {"models"},
-    "evaluation": BASE | {"models", "data"},
-    "training": BASE | {"models", "data", "evaluation"},
-    "study": BASE | {"models", "memory", "kernels", "data", "laws", "evaluation", "training"},
+    "evaluation": BASE | TOOLS | {"models", "data"},
+    "training": BASE | TOOLS | {"models", "data", "evaluation"},
+    "study": BASE | TOOLS | {"models", "memory", "kernels", "data", "laws", "evaluation", "training"},
     "report": BASE,
 }
 """What each room may use besides itself. A report reads run folders; nothing uses the command line."""
@@ -114,6 +119,15 @@ def top_level_imports(text: str) -> set[str]:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in imported_modules(node, "lockstep")
     }
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+def test_a_tool_needs_little(tool: str) -> None:
+    """The standard library and, only once a bar is shown, rich."""
+    text = (SOURCE / f"{tool}.py").read_text()
+    used = {name.split(".")[0] for name in imported_modules(ast.parse(text), "lockstep")}
+    assert used <= sys.stdlib_module_names | {"rich", "lockstep"}
+    assert not top_level_imports(text) & HEAVY
 
 
 def test_the_command_line_imports_nothing_heavy_at_its_top() -> None:

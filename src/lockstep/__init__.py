@@ -8,11 +8,19 @@ if TYPE_CHECKING:
     from lockstep.models.registry import architectures, build
     from lockstep.training.checkpoint import load
 
-__all__ = ["architectures", "build", "load"]
+__all__ = ["__version__", "architectures", "build", "load"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:
     """Import the public surface on first use, so that `lockstep --help` needs no torch."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lockstep-lm")
     if name in ("architectures", "build"):
         from lockstep.models import registry
 

@@ -14,7 +14,6 @@ import typer
 from lockstep.errors import UserError
 
 app = typer.Typer(
-    help="Train sequence-model architectures side by side, on the same tokens in the same order.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -26,6 +25,24 @@ ConfigOrRun = Annotated[Path, typer.Argument(metavar="CONFIG", help="A run's YAM
 Overrides = Annotated[
     list[str] | None, typer.Option("-o", "--override", metavar="KEY=VALUE", help="Such as training.learning_rate=3e-4.")
 ]
+
+
+def show_version(asked: bool) -> None:
+    """Answer `--version` before anything else is looked at."""
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"lockstep {version('lockstep-lm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train sequence-model architectures side by side, on the same tokens in the same order."""
 
 
 @app.command()
@@ -52,7 +69,7 @@ def train(
 def evaluate(
     config: ConfigOrRun,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Such as checkpoint-5000; the newest sound one by default.")
+        str | None, typer.Option(help="Such as checkpoint-5000, or its step; the newest sound one by default.")
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="Where results go; <run folder>/evaluations by default.")
@@ -108,8 +125,10 @@ def schedule(
         if len(words) < 3:
             raise UserError("schedule sync: name the file to copy from and at least one to copy to")
         source, *targets = map(Path, words[1:])
-        steps, copies = sync_schedules(source, targets)
-        typer.echo(f"copied {len(steps)} steps from {source} to {copies} other files")
+        steps, written, notes = sync_schedules(source, targets)
+        typer.echo(f"copied {len(steps)} steps from {source} to {len(written)} other files")
+        for note in notes:
+            typer.echo(f"note: {note}")
         return
     if len(words) > 1:
         raise UserError(f"schedule: one CONFIG at a time, not {len(words)}; `schedule sync` copies to many")
@@ -142,7 +161,7 @@ def audit(
     if not result.passed:
         typer.echo(f"audit failed, findings: {len(result.findings)}")
         raise typer.Exit(1)
-    typer.echo("audit passed")
+    typer.echo("audit passed" if len(result.runs) > 1 else "audit passed: one run, sound in itself")
 
 
 @app.command()
@@ -179,7 +198,7 @@ def prepare(
     asked["path"] = None if tokenizer_path is None else str(tokenizer_path)
     spec = validate(TokenizerSpec, asked, "--tokenizer")
     data = validate(DataSpec, {"training_corpus": corpus}, "CORPUS")
-    prepared = prepare_corpus(data, spec)
+    prepared = prepare_corpus(data, spec, verify=True)
     typer.echo(f"{prepared.folder}")
     for split, facts in prepared.manifest.splits.items():
         sizes = f"{facts.tokens:>13,} tokens  {facts.documents:>8,} documents  {facts.bytes:>13,} bytes"
@@ -247,8 +266,9 @@ def _expected(error: Exception) -> tuple[str, int]:
     if hasattr(error, "format_message"):
         # typer's own usage errors, whose class differs between its versions.
         context = getattr(error, "ctx", None)
-        remedy = f"; see `{context.command_path} --help`" if context else ""
-        return " ".join(error.format_message().split()).rstrip(".") + remedy, 2
+        message = " ".join(error.format_message().split()).rstrip(".")
+        remedy = f"see `{context.command_path} --help`" if context else ""
+        return f"{message}{' ' if message.endswith('?') else '; '}{remedy}" if remedy else message, 2
     if isinstance(error, OSError) and error.filename is not None:
         # A folder that is a file, a name that is too long, a permission that is missing.
         return f"{error.filename}: {error.strerror}", 2

@@ -36,7 +36,7 @@ VALID: dict[str, Any] = {
     "tokenizer": {"tokenizer_type": "bytes"},
     "model": {"architecture": "gpt2", "dim": 8, "depth": 1, "heads": 2},
     "training": {"train_steps": 2, "device": "cpu", "save_interval": None},
-    "evaluation": {"batches": 1},
+    "evaluation": {"sequences": 2},
     "logging": {"log_interval": 1},
 }
 

@@ -148,6 +148,17 @@ def test_a_changed_byte_is_found_by_verify(text: Path) -> None:
         open_prepared(prepared.folder).verify()
 
 
+@pytest.mark.parametrize("given", ["text", "folder"])
+def test_asked_to_verify_it_looks_at_every_byte_of_what_was_there(given: str, text: Path) -> None:
+    folder = prepare(data(text), spec_of("bytes"), verify=True).folder
+    source = data(text if given == "text" else folder)
+    prepare(source, spec_of("bytes"), verify=True)
+    (folder / "train.bin").write_bytes(bytes((folder / "train.bin").stat().st_size))
+    prepare(source, spec_of("bytes"))
+    with pytest.raises(UserError, match=r"train\.bin: sha256 is not the manifest's; delete the folder"):
+        prepare(source, spec_of("bytes"), verify=True)
+
+
 KILLED = """
 import sys
 from lockstep.config.data import DataSpec
@@ -189,6 +200,19 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     write("second", interrupted=False)
     assert (target / "file").read_text() == "first"
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    complaint = r"file: cannot be written \(.*\); set LOCKSTEP_CACHE to another folder"
+    with pytest.raises(UserError, match=complaint), appearing_whole(tmp_path / "file" / "folder"):
+        pytest.fail("there is no such folder")
+
+
+def test_what_goes_wrong_inside_is_not_blamed_on_the_cache(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), appearing_whole(tmp_path / "folder"):
+        (tmp_path / "absent").read_text()
+    assert list(tmp_path.iterdir()) == []
 
 
 RealData = Callable[[str], Path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,13 +75,13 @@ def test_the_loss_is_that_of_a_plain_loop(prepared: Prepared) -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 1000])
 def test_every_token_but_the_first_is_a_target_once(prepared: Prepared, length: int, batch_size: int) -> None:
     data = held_out(prepared, length, batch_size)
-    batches = list(data.batches(None))
+    batches = list(data.read())
     tokens = prepared.tokens("valid").astype(np.int64)
     targets = np.concatenate([windows[:, 1:].ravel() for windows, _ in batches])
     inputs = np.concatenate([windows[:, :-1].ravel() for windows, _ in batches])
     assert targets.tolist() == tokens[1:].tolist()
     assert inputs.tolist() == tokens[:-1].tolist()
-    assert len(batches) == data.count(None)
+    assert len(batches) == len(data.batches())
     assert all(len(windows) <= batch_size and windows.shape[1] <= length + 1 for windows, _ in batches)
     targets = np.arange(1, len(prepared.tokens("valid")))
     assert sum(int(lengths.sum()) for _, lengths in batches) == int(prepared.byte_lengths("valid", targets).sum())
@@ -104,15 +105,15 @@ def test_a_uniform_model_has_the_loss_of_a_fair_die(prepared: Prepared) -> None:
     assert scores["perplexity"] == pytest.approx(vocabulary, rel=1e-5)
 
 
-def test_a_limit_scores_the_first_batches(prepared: Prepared) -> None:
-    model = small_model("gpt2", prepared.tokenizer.vocab_size)
-    tokens = prepared.tokens("valid").tolist()[: 2 * BATCH * LENGTH + 1]
+@pytest.mark.parametrize("batch_size", [1, BATCH, 1000])
+def test_a_limit_scores_the_first_sequences_at_any_batch_size(prepared: Prepared, batch_size: int) -> None:
+    model, sequences = small_model("gpt2", prepared.tokenizer.vocab_size), BATCH + 1
+    tokens = prepared.tokens("valid").tolist()[: sequences * LENGTH + 1]
     nats, hits, _ = plain_causal_score(model, tokens, LENGTH)
-    score = score_causal(model, held_out(prepared), CPU, limit=2)
-    assert score.tokens == 2 * BATCH * LENGTH
+    score = score_causal(model, replace(held_out(prepared, batch_size=batch_size), sequences=sequences), CPU)
+    assert score.tokens == sequences * LENGTH
     assert score.nats == pytest.approx(nats, rel=1e-6)
     assert score.correct == hits
-    assert held_out(prepared).count(2) == 2
 
 
 def test_progress_ends_at_one(prepared: Prepared) -> None:
@@ -121,7 +122,16 @@ def test_progress_ends_at_one(prepared: Prepared) -> None:
     score_causal(model, held_out(prepared), CPU, progress=told.append)
     assert told[-1] == 1
     assert told == sorted(told)
-    assert len(told) == held_out(prepared).count(None)
+    assert len(told) == len(held_out(prepared).batches())
+
+
+def test_masked_progress_ends_at_one_too(prepared: Prepared) -> None:
+    told: list[float] = []
+    model = small_model("bert", prepared.tokenizer.vocab_size)
+    score_masked(model, held_out(prepared), CPU, 0.15, told.append)
+    assert told[-1] == 1
+    assert told == sorted(told)
+    assert len(told) == len(held_out(prepared).batches())
 
 
 UNEVEN = "aé€😀"
@@ -162,7 +172,7 @@ def test_a_hopeless_loss_still_has_a_finite_perplexity() -> None:
 def test_knowing_the_answer_costs_nothing(prepared: Prepared) -> None:
     """The targets are the next tokens: who knows the text scores zero nats, who repeats the input does not."""
     tokens = prepared.tokens("valid").astype(np.int64)
-    following = iter(torch.from_numpy(windows[:, 1:]) for windows, _ in held_out(prepared).batches(None))
+    following = iter(torch.from_numpy(windows[:, 1:]) for windows, _ in held_out(prepared).read())
 
     def oracle(inputs: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(next(following), prepared.tokenizer.vocab_size) * 1e4
@@ -205,16 +215,19 @@ def test_masked_scores_count_hidden_tokens_only(prepared: Prepared) -> None:
 def test_pseudo_perplexity_is_that_of_a_plain_loop(prepared: Prepared) -> None:
     model = small_model("bert", prepared.tokenizer.vocab_size)
     tokens, mask = prepared.tokens("valid").tolist(), prepared.tokenizer.mask_id
-    nats, hits, sequences = 0.0, 0, 3
+    nats, hits, scored, sequences = 0.0, 0, 0, 3
     for start in range(0, sequences * LENGTH, LENGTH):
         row = tokens[start + 1 : start + 1 + LENGTH]
         for place, target in enumerate(row):
+            if target in prepared.tokenizer.special_ids:
+                continue
+            scored += 1
             hidden = torch.tensor([[*row[:place], mask, *row[place + 1 :]]])
             logits = model(hidden)[0, place].double()
             nats -= float(logits.log_softmax(dim=-1)[target])
             hits += int(logits.argmax()) == target
-    score = score_pseudo(model, held_out(prepared), CPU, sequences)
-    assert score.tokens == sequences * LENGTH
+    score = score_pseudo(model, replace(held_out(prepared), sequences=sequences), CPU)
+    assert score.tokens == scored
     assert score.nats == pytest.approx(nats, rel=1e-6)
     assert score.correct == hits
     assert score.as_dict("pseudo_perplexity")["pseudo_perplexity"] == pytest.approx(math.exp(nats / score.tokens))
@@ -222,6 +235,13 @@ def test_pseudo_perplexity_is_that_of_a_plain_loop(prepared: Prepared) -> None:
 
 def test_pseudo_perplexity_scores_a_last_partial_window(uneven: Prepared) -> None:
     vocabulary = uneven.tokenizer.vocab_size
-    score = score_pseudo(lambda t: torch.zeros(*t.shape, vocabulary), held_out(uneven, length=3), CPU, sequences=9)
-    assert (score.tokens, score.bytes) == (4, 9)
-    assert score.nats == pytest.approx(4 * math.log(vocabulary))
+    score = score_pseudo(lambda t: torch.zeros(*t.shape, vocabulary), held_out(uneven, length=2), CPU)
+    assert (score.tokens, score.bytes) == (3, 9), "the separator at the end is seen but not scored"
+    assert score.nats == pytest.approx(3 * math.log(vocabulary))
+
+
+def test_masks_do_not_depend_on_the_batch_size(prepared: Prepared) -> None:
+    model = small_model("bert", prepared.tokenizer.vocab_size)
+    one, many = (score_masked(model, held_out(prepared, batch_size=size), CPU, 0.15) for size in (1, 50))
+    assert (one.tokens, one.correct, one.bytes) == (many.tokens, many.correct, many.bytes)
+    assert one.nats == pytest.approx(many.nats, rel=1e-6)

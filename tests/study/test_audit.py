@@ -49,7 +49,7 @@ def train_one(place: Path) -> TrainOne:
             "data": {"training_corpus": str(place / "rivers.txt"), "batch_size": 2, "max_sequence_length": 16},
             "model": {"architecture": architecture, "dim": 16, "depth": 1, "heads": 2},
             "training": {"train_steps": 3, "checkpoint_schedule": [1, 2], "device": "cpu"},
-            "evaluation": {"batches": 1, "pseudo_sequences": 1},
+            "evaluation": {"sequences": 2, "pseudo_sequences": 1},
         }
         for override in overrides:
             apply_override(data, override)
@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_a_finding(copied: Path) -> None:
 
 def test_a_checkpoint_under_another_steps_name_is_damaged(copied: Path) -> None:
     (copied / "lstm" / "checkpoint-3").rename(copied / "lstm" / "checkpoint-9")
-    assert messages(audit([copied])) == "checkpoint-9 of lstm is damaged: its metadata says step 3"
+    assert messages(audit([copied])) == "checkpoint-9 of lstm is damaged: it is of step 3, whatever its name says"
 
 
 def test_no_step_in_common_names_the_steps_of_each(copied: Path) -> None:

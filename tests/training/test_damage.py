@@ -116,15 +116,18 @@ def test_without_any_sound_checkpoint_the_run_starts_again(folder: Path, calm: P
 
 
 def test_what_a_kill_left_half_written_is_ignored_and_swept(folder: Path, calm: Path, tiny_corpus: Path) -> None:
-    shutil.copytree(folder / "checkpoint-8", folder / ".checkpoint-11.partial")
-    (folder / ".checkpoint-11.partial" / METADATA).unlink()
+    shutil.copytree(folder / "checkpoint-8", folder / ".checkpoint-11.0a1b2c3d.partial")
+    (folder / ".checkpoint-11.0a1b2c3d.partial" / METADATA).unlink()
     shutil.copytree(folder / "checkpoint-4", folder / ".checkpoint-2.deleted")
+    shutil.copytree(folder / "checkpoint-4", folder / ".checkpoint-3.damaged")
+    (folder / ".tokenizer.5e6f7081.partial").mkdir()
+    (folder / ".metrics.jsonl.4d5e6f70.partial").write_text('{"step": 1')
     found = newest_checkpoint(folder)
     assert found is not None
     assert found.step == 8
     train(tiny_run(tiny_corpus), folder)
     assert_same_run(calm, folder)
-    assert list(folder.glob(".checkpoint-*")) == []
+    assert [path.name for path in folder.glob(".*")] == [".lock"]
 
 
 @pytest.mark.parametrize("call", range(1, 8))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,26 @@ def test_a_second_process_is_refused(tiny_corpus: Path, tmp_path: Path) -> None:
     assert checkpoint_steps(folder) == [4, 8, 12]
 
 
+def test_a_lock_that_fails_for_another_reason_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems know no locks; nobody else is training there for that."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with (
+        pytest.raises(UserError, match=f"^{tmp_path}: cannot be used as a run folder: No locks available$"),
+        locked(tmp_path),
+    ):
+        pytest.fail("the folder counts as held")
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=f"^{tmp_path}/file/run: .*Not a directory$"), locked(tmp_path / "file" / "run"):
+        pytest.fail("the folder counts as held")
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -73,7 +96,7 @@ def test_a_second_process_is_refused(tiny_corpus: Path, tmp_path: Path) -> None:
         ({"training": {"precision": "bf16"}}, "training.precision = fp32, but bf16 is asked for"),
         ({"data": {"batch_size": 8}}, "data.batch_size = 4, but 8 is asked for"),
         ({"model": {"depth": 2}}, "model.depth = 1, but 2 is asked for"),
-        ({"evaluation": {"batches": 3}}, "evaluation.batches = 2, but 3 is asked for"),
+        ({"evaluation": {"sequences": 9}}, "evaluation.sequences = 8, but 9 is asked for"),
     ],
     ids=str,
 )

@@ -108,7 +108,7 @@ def test_a_compiled_model_trains_alike(tiny_corpus: Path, tmp_path: Path) -> Non
         pytest.skip(f"torch.compile needs a C++ compiler: {error}")
     for name, asked in (("compiled", True), ("plain", False)):
         training = {"compile": asked, "train_steps": 4, "use_tf32": False}
-        evaluation = {"interval": None, "batches": 1}  # every further shape is compiled anew
+        evaluation = {"interval": None, "sequences": 4}  # every further shape is compiled anew
         run = tiny_run(tiny_corpus, model=without_dropout(), training=training, evaluation=evaluation)
         train(run, tmp_path / name)
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)

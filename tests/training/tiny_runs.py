@@ -27,7 +27,7 @@ def tiny_run(corpus: Path, architecture: str = "gpt2", **sections: Mapping[str, 
         "data": {"training_corpus": str(corpus), "batch_size": 4, "max_sequence_length": 16},
         "model": {"architecture": architecture, "dim": 16, "depth": 1, "heads": 2, "dropout": 0.1, **attention},
         "training": {"train_steps": 12, "save_interval": 4, "learning_rate": 1e-2, "device": "cpu"},
-        "evaluation": {"interval": 6, "batches": 2},
+        "evaluation": {"interval": 6, "sequences": 8},
         "logging": {"log_interval": 3},
     }
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in base.keys() | sections.keys()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
-import random
+import secrets
 import socket
 import sys
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -52,6 +53,7 @@ def status(process: ForkServerProcess) -> int:
 def member(run: RunSpec, folder: Path, rank: int, size: int, port: int, crash_at: int) -> None:
     """One process, told about its world as torchrun tells it."""
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(GIVE_UP_SECONDS - 5)  # a world that hangs says where
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     try:
@@ -66,7 +68,8 @@ def member(run: RunSpec, folder: Path, rank: int, size: int, port: int, crash_at
 def free_port() -> int:
     """A port that nobody listens on, outside the range from which systems take ports for connections."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        # Not the seeded generator: test processes that run side by side would choose the same port.
+        port = secrets.choice(range(20_000, 32_000))
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

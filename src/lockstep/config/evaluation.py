@@ -12,10 +12,10 @@ class EvaluationSpec(Spec):
 
     interval: PositiveInt | None = None
     """Steps between evaluations during training; None evaluates at the last step only."""
-    batches: PositiveInt | None = 20
-    """Batches of the validation split per evaluation during training; None means all of it."""
+    sequences: PositiveInt | None = 256
+    """Sequences of the validation split per evaluation during training; None means all of it."""
     batch_size: PositiveInt | None = None
-    """Sequences per evaluation batch; the training batch size by default."""
+    """Sequences scored at once, the training batch size by default; it changes no result."""
     pseudo_sequences: PositiveInt = 16
     """Sequences scored position by position for a masked model's pseudo-perplexity."""
     sample_prompt: str | None = None

@@ -15,6 +15,18 @@ from lockstep.errors import UserError
 PLAIN_WORDS = {"missing": "missing; add the key", "model_type": "expected a section of keys and values"}
 """For pydantic's messages that speak of Python rather than of a file."""
 
+ABBREVIATIONS = {
+    "batch": "batch_size",
+    "layers": "depth",
+    "lr": "learning_rate",
+    "seed": "random_seed",
+    "seq_len": "max_sequence_length",
+    "steps": "train_steps",
+    "warmup": "warmup_steps",
+}
+"""What people write for a key; no likeness of letters would find these."""
+MOST_SHOWN = 16
+
 
 class Spec(BaseModel):
     """What a user asks for: validated once, never changed afterwards."""
@@ -93,11 +105,13 @@ def explain(kind: type[Spec], error: ValidationError) -> str:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """`; did you mean …?` when a valid word is close, else the list of valid words."""
+    """`; did you mean …?` when a valid word is close, else the valid words, the nearest of them where they are many."""
     names = sorted(valid)
-    close = difflib.get_close_matches(word, names, n=1)
-    if close:
-        return f"; did you mean {close[0]}?"
+    meant = [ABBREVIATIONS[word]] if ABBREVIATIONS.get(word) in names else difflib.get_close_matches(word, names, n=1)
+    if meant:
+        return f"; did you mean {meant[0]}?"
+    if len(names) > MOST_SHOWN:
+        return f"; nearest: {', '.join(difflib.get_close_matches(word, names, n=5, cutoff=0.0))}"
     return f"; valid: {', '.join(names)}" if names else ""
 
 

@@ -86,7 +86,7 @@ CORPORA: dict[str, Registered] = {
     "tinyshakespeare": _of_parts("1.1 MB of Shakespeare's plays", contiguous, TINY_SHAKESPEARE),
     "english-novels": Registered("22 English novels, 1839 to 1904", english_novels, lambda: find_novels() is not None),
 }
-ALIASES = {"wikitext-2": "wikitext-2-raw", "wikitext-103": "wikitext-103-raw"}
+ALIASES = {"wikitext": "wikitext-103-raw", "wikitext-2": "wikitext-2-raw", "wikitext-103": "wikitext-103-raw"}
 
 
 def find_corpus(reference: str) -> Corpus:

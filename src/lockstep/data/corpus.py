@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,8 @@ from pydantic import ValidationError
 
 from lockstep.config.spec import Spec
 from lockstep.data.locations import cache_folder
-from lockstep.data.progress import byte_progress
+from lockstep.durable import whole_file
+from lockstep.progress import showing
 
 SPLITS = ("train", "valid", "test")
 DIGEST_RULE = 1
@@ -77,7 +77,7 @@ def _examine(corpus: Corpus) -> Contents:
     whole = hashlib.sha256()
     documents = dict.fromkeys(SPLITS, 0)
     sizes = dict.fromkeys(SPLITS, 0)
-    with byte_progress(f"reading {corpus.name}", None) as advance:
+    with showing(f"reading {corpus.name}", "bytes", None) as progress:
         for split in SPLITS:
             whole.update(f"split {split}\n".encode())
             for document in corpus.documents(split):
@@ -86,7 +86,7 @@ def _examine(corpus: Corpus) -> Contents:
                 whole.update(document)
                 documents[split] += 1
                 sizes[split] += len(document)
-                advance(len(document))
+                progress.add(len(document))
     return Contents(digest=whole.hexdigest(), documents=documents, bytes=sizes)
 
 
@@ -94,8 +94,6 @@ def _remember(note: Path, contents: Contents) -> None:
     """Failing to remember only costs time, so an unwritable cache is no error here."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        aside = note.with_name(f".{note.name}.{os.getpid()}")
-        aside.write_text(contents.model_dump_json(indent=1), encoding="utf-8")
-        aside.replace(note)
+        whole_file(note, contents.model_dump_json(indent=1))
     except OSError:
         return

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lockstep.data.progress import byte_progress
 from lockstep.errors import UserError
+from lockstep.progress import showing
 
 ATTEMPTS = 4
 TIMEOUT = 30.0
@@ -60,8 +60,8 @@ def _fetch_rest(url: str, part: Path) -> None:
     with reply.stream, part.open("r+b" if part.exists() else "wb") as out:
         out.seek(reply.start)
         out.truncate()
-        with byte_progress(f"fetching {part.stem}", reply.total, reply.start) as advance:
-            end = reply.start + _copy(reply.stream, out, advance)
+        with showing(f"fetching {part.stem}", "bytes", reply.total, reply.start) as progress:
+            end = reply.start + _copy(reply.stream, out, progress.add)
     if reply.total is not None and end < reply.total:
         raise ConnectionError(f"connection lost after {end} of {reply.total} bytes")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from lockstep.durable import whole_folder
 from lockstep.errors import UserError
 
 
@@ -36,31 +35,12 @@ def search_folders_in_words() -> str:
 
 @contextmanager
 def appearing_whole(target: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `target` in one rename, or leaves nothing behind.
-
-    Where another process got there first its folder stays and ours is dropped: both hold the same.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise UserError(
-            f"{target.parent}: cannot be written ({error.strerror}); set LOCKSTEP_CACHE to another folder"
-        ) from None
-    try:
-        yield aside
-        # Temporary folders are private; what others may read is decided by the umask, as for any folder.
-        aside.chmod(0o777 & ~_umask())
+    """A folder of the cache to write into: it appears whole, or leaves nothing behind."""
+    with ExitStack() as stack:
         try:
-            aside.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+            aside = stack.enter_context(whole_folder(target, existing="keep"))
+        except OSError as error:
+            raise UserError(
+                f"{target.parent}: cannot be written ({error.strerror}); set LOCKSTEP_CACHE to another folder"
+            ) from None
+        yield aside

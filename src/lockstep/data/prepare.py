@@ -31,29 +31,39 @@ from lockstep.data.prepared import (
     token_type,
     tokens_file,
 )
-from lockstep.data.progress import byte_progress
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.data.tokenizers import canonical_kind, make_tokenizer
 from lockstep.errors import UserError
+from lockstep.progress import showing
 
 __all__ = ["Manifest", "Prepared", "open_prepared", "prepare"]
 
 
-def prepare(data: DataSpec, tokenizer: TokenizerSpec) -> Prepared:
-    """The tokens that a run reads, prepared now where that has not been done before."""
+def prepare(data: DataSpec, tokenizer: TokenizerSpec, *, verify: bool = False) -> Prepared:
+    """The tokens that a run reads, prepared now where that has not been done before.
+
+    What had been done before is checked for its size; `verify` compares every byte with its checksum.
+    """
     reference = choose_corpus(data)
     given = Path(reference).expanduser()
     if is_prepared(given):
-        return _agreeing(open_prepared(given), tokenizer)
+        return _verified(_agreeing(open_prepared(given), tokenizer), verify)
     corpus = find_corpus(reference)
     made = make_tokenizer(tokenizer, corpus)
     key = hashlib.sha256(f"{VERSION} {corpus.digest} {made.fingerprint}".encode()).hexdigest()[:16]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", corpus.name)
     folder = cache_folder() / "prepared" / f"{name}-{key}"
-    if not folder.is_dir():
-        with appearing_whole(folder) as aside:
-            write_prepared(aside, corpus, made, tokenizer.vocab_size)
+    if folder.is_dir():
+        return _verified(open_prepared(folder), verify)
+    with appearing_whole(folder) as aside:
+        write_prepared(aside, corpus, made, tokenizer.vocab_size)
     return open_prepared(folder)
+
+
+def _verified(prepared: Prepared, wanted: bool) -> Prepared:
+    if wanted:
+        prepared.verify()
+    return prepared
 
 
 def choose_corpus(data: DataSpec) -> str:
@@ -74,9 +84,9 @@ def write_prepared(folder: Path, corpus: Corpus, tokenizer: Tokenizer, requested
     """Tokenize every split into `folder`; the manifest comes last."""
     splits: dict[str, SplitFacts] = {}
     total = sum(corpus.contents.bytes.values())
-    with byte_progress(f"tokenizing {corpus.name}", total) as advance:
+    with showing(f"tokenizing {corpus.name}", "bytes", total) as progress:
         for split in SPLITS:
-            splits[split] = _write_split(folder, corpus, split, tokenizer, advance)
+            splits[split] = _write_split(folder, corpus, split, tokenizer, progress.add)
     tokenizer.save(folder / TOKENIZER)
     manifest = Manifest(
         format=FORMAT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from lockstep.config.spec import Spec
 from lockstep.data.corpus import SPLITS
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.data.tokenizers import load_tokenizer
+from lockstep.durable import sha256
 from lockstep.errors import UserError
 
 FORMAT = "lockstep-prepared"
@@ -84,9 +84,7 @@ class Prepared:
         """Compare every file with its checksum; slow on a large corpus."""
         for facts in self.manifest.splits.values():
             for name, expected in facts.sha256.items():
-                with (self.folder / name).open("rb") as stream:
-                    found = hashlib.file_digest(stream, "sha256").hexdigest()
-                if found != expected:
+                if sha256(self.folder / name) != expected:
                     raise UserError(f"{self.folder / name}: sha256 is not the manifest's; {REMEDY}")
 
 

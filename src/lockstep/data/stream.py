@@ -31,7 +31,7 @@ class TokenStream:
                 f"data.max_sequence_length: the corpus has {len(tokens)} training tokens, but one sequence of"
                 f" {length} needs {length + 1}"
             )
-        self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, dtype=np.int64))
+        self._orders: dict[int, NDArray[np.int64]] = {}
 
     def step(self, step: int) -> Windows:
         """All windows of a step (counted from 0), over all ranks and micro-batches together."""
@@ -54,9 +54,11 @@ class TokenStream:
         return self.starts(step)[:, None] + np.arange(1, self.length + 1)
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        if self._order[0] != epoch:
-            self._order = (epoch, permutation(self.windows, "order", self.seed, epoch))
-        return self._order[1]
+        if epoch not in self._orders:
+            # A step may straddle two epochs; those before are done with.
+            self._orders = {old: order for old, order in self._orders.items() if abs(old - epoch) == 1}
+            self._orders[epoch] = permutation(self.windows, "order", self.seed, epoch)
+        return self._orders[epoch]
 
 
 def advance_hash(previous: str, windows: Windows) -> str:

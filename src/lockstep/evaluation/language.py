@@ -70,49 +70,50 @@ class HeldOut:
     split: str
     length: int
     batch_size: int
+    sequences: int | None = None
+    """Only the first so many windows; None means all of them."""
 
-    def batches(self, limit: int | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Tokens [batch, time + 1] and the byte lengths of the targets [batch, time]; the last may be smaller."""
-        tokens = self.prepared.tokens(self.split)
-        targets = len(tokens) - 1
+    def batches(self) -> list[tuple[NDArray[np.int64], int]]:
+        """Where the windows of each batch start, and how long they are: the split's last one may be shorter."""
+        targets = len(self.prepared.tokens(self.split)) - 1
         if targets < 1:
-            raise UserError(f"the {self.split} split has {len(tokens)} tokens; scoring needs at least two")
-        full = np.arange(targets // self.length) * self.length
-        groups = [(full[i : i + self.batch_size], self.length) for i in range(0, len(full), self.batch_size)]
-        if targets % self.length:
-            groups.append((np.array([targets // self.length * self.length]), targets % self.length))
-        for starts, length in groups[:limit]:
+            raise UserError(f"the {self.split} split has {targets + 1} tokens; scoring needs at least two")
+        whole, rest = divmod(targets, self.length)
+        starts = np.arange(whole)[: self.sequences] * self.length
+        groups = [(starts[i : i + self.batch_size], self.length) for i in range(0, len(starts), self.batch_size)]
+        if rest and (self.sequences is None or self.sequences > whole):
+            groups.append((np.array([whole * self.length]), rest))
+        return groups
+
+    def read(self, progress: Progress | None = None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Tokens [batch, time + 1] and the byte lengths of the targets [batch, time]."""
+        tokens, batches = self.prepared.tokens(self.split), self.batches()
+        for done, (starts, length) in enumerate(batches, start=1):
             index = starts[:, None] + np.arange(length + 1)
             yield tokens[index].astype(np.int64), self.prepared.byte_lengths(self.split, index[:, 1:])
-
-    def count(self, limit: int | None) -> int:
-        """How many batches there are."""
-        targets = len(self.prepared.tokens(self.split)) - 1
-        full = targets // self.length
-        return min(-(-full // self.batch_size) + (targets % self.length > 0), limit or 2**62)
+            if progress is not None:
+                progress(done / len(batches))
 
 
 @torch.no_grad()
 def score_causal(
-    predict: Predict, data: HeldOut, device: torch.device, limit: int | None = None, progress: Progress | None = None
+    predict: Predict, data: HeldOut, device: torch.device, progress: Progress | None = None
 ) -> LanguageScore:
-    """Next-token scores over a split, or its first `limit` batches."""
-    score, count = LanguageScore(), data.count(limit)
-    for done, (windows, lengths) in enumerate(data.batches(limit), start=1):
+    """Next-token scores."""
+    score = LanguageScore()
+    for windows, lengths in data.read(progress):
         batch = torch.from_numpy(windows).to(device)
         score.add(predict(batch[:, :-1]), batch[:, 1:], lengths)
-        if progress is not None:
-            progress(done / count)
     return score
 
 
 @torch.no_grad()
 def score_masked(
-    predict: Predict, data: HeldOut, device: torch.device, probability: float, limit: int | None = None
+    predict: Predict, data: HeldOut, device: torch.device, probability: float, progress: Progress | None = None
 ) -> LanguageScore:
     """Scores of hidden tokens, at masks fixed per window; not comparable with next-token scores."""
     score, first = LanguageScore(), 0
-    for windows, lengths in data.batches(limit):
+    for windows, lengths in data.read(progress):
         # A window's targets, so that byte lengths and tokens stand side by side.
         inputs, targets = hide(windows[:, 1:], probability, data.prepared.tokenizer, first)
         first += len(windows)
@@ -134,23 +135,23 @@ def hide(
 
 @torch.no_grad()
 def score_pseudo(
-    predict: Predict, data: HeldOut, device: torch.device, sequences: int, progress: Progress | None = None
+    predict: Predict, data: HeldOut, device: torch.device, progress: Progress | None = None
 ) -> LanguageScore:
     """Pseudo-perplexity (Salazar et al., arXiv 1910.14659): each token hidden alone, all others visible.
 
-    One forward pass per token: only the first `sequences` windows are scored.
+    One forward pass per token. Separators and other special tokens are seen but not scored: they are never hidden
+    in training either.
     """
-    mask_id = data.prepared.tokenizer.mask_id
+    mask_id, special_ids = data.prepared.tokenizer.mask_id, data.prepared.tokenizer.special_ids
     assert mask_id is not None
-    score, rows = LanguageScore(), replace(data, batch_size=1)
-    for done, (window, lengths) in enumerate(rows.batches(sequences), start=1):
+    score = LanguageScore()
+    for window, lengths in replace(data, batch_size=1).read(progress):
         row = torch.from_numpy(window[0, 1:]).to(device)
-        for hidden in torch.arange(len(row), device=device).split(data.batch_size):
+        eligible = np.flatnonzero(~np.isin(window[0, 1:], list(special_ids)))
+        for hidden in torch.from_numpy(eligible).to(device).split(data.batch_size):
             copies = torch.arange(len(hidden), device=device)
             inputs = row.repeat(len(hidden), 1)
             inputs[copies, hidden] = mask_id
             logits = predict(inputs)[copies, hidden]
             score.add(logits[None], row[None, hidden], lengths[:, hidden.cpu().numpy()])
-        if progress is not None:
-            progress(done / rows.count(sequences))
     return score

@@ -22,4 +22,6 @@ def continue_text(model: LanguageModel, tokenizer: Tokenizer, prompt: str, new_t
             f"{len(ids)} prompt tokens and {new_tokens} new ones exceed the {positions} positions of the model"
         )
     written = model.generate(torch.tensor([ids], device=device), new_tokens, sampling, stop=tokenizer.eos_id)
-    return tokenizer.decode([token for token in written[0, len(ids) :].tolist() if token != tokenizer.eos_id])
+    # A model may have been given a larger vocabulary than its tokenizer has.
+    known = [token for token in written[0, len(ids) :].tolist() if token < tokenizer.vocab_size]
+    return tokenizer.decode([token for token in known if token != tokenizer.eos_id])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -28,6 +29,7 @@ def architecture(name: str) -> Callable[[S], S]:
         if known is not None and known.__module__ != spec.__module__:
             raise ValueError(f"architecture {name} is already registered by {known.__module__}")
         spec.architecture = name
+        spec.source = _source_digest(spec)
         _SPECS[name] = spec
         return spec
 
@@ -46,9 +48,17 @@ def find(name: str) -> type[ModelSpec]:
     if colon:
         _import(place)
         name = registered
+    if name.endswith(".py"):
+        raise UserError(f"{name}: name the architecture in that file too, as in {name}:NAME")
     if name not in architectures():
         raise UserError(f"unknown architecture {name}{nearest(name, architectures())}")
     return _SPECS[name]
+
+
+def absolute(name: str) -> str:
+    """A name that does not depend on the working directory: an outsider's file in full."""
+    place, colon, registered = name.rpartition(":")
+    return f"{Path(place).resolve()}:{registered}" if colon and place.endswith(".py") else name
 
 
 def specify(name: str, fields: Mapping[str, Any], source: str = "model") -> ModelSpec:
@@ -59,6 +69,14 @@ def specify(name: str, fields: Mapping[str, Any], source: str = "model") -> Mode
 def build(name: str, **fields: Any) -> LanguageModel:
     """A model by name. Every architecture accepts vocab_size, dim, depth and heads."""
     return LanguageModel(specify(name, fields))
+
+
+def _source_digest(spec: type[ModelSpec]) -> str | None:
+    """Taken when the file is imported: what is edited later is not what runs."""
+    file = getattr(sys.modules.get(spec.__module__), "__file__", None)
+    if file is None or spec.__module__.startswith("lockstep."):
+        return None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _import(place: str) -> ModuleType:

@@ -24,6 +24,8 @@ class ModelSpec(Spec):
 
     architecture: ClassVar[str] = ""
     """The registered name."""
+    source: ClassVar[str | None] = None
+    """The sha256 of the file it is written in; None for one of Lockstep's own."""
     causal: ClassVar[bool] = True
     """Whether an output depends on its own and earlier tokens only."""
     has_heads: ClassVar[bool] = True

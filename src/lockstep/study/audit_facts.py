@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.study.audit_rules import (
     CAUSES,
     NOTED_FACTS,
+    PLAN_FACT,
     STEP_FACTS,
     STREAM_FACT,
     SUPERVISED,
@@ -62,7 +63,8 @@ def note_tracks(runs: Runs, step: int | None) -> list[str]:
 def _comparable(fact: str, runs: Runs, step: int | None) -> list[Runs]:
     """The groups within which a fact must be equal; between tracks, tokenizers may differ and then streams do."""
     tracks = by_track(runs)
-    if fact == TOKENIZER_FACT or (fact == STREAM_FACT and not _share_a_tokenizer(tracks, step)):
+    follows = fact in (STREAM_FACT, PLAN_FACT)
+    if fact == TOKENIZER_FACT or (follows and not _share_a_tokenizer(tracks, step)):
         return list(tracks)
     return [runs]
 

@@ -36,7 +36,7 @@ ADDRESSES = {
 }
 """Where something was read from, and the fact that proves what was read."""
 
-TOKENIZER_FACT, STREAM_FACT = "tokenizer_fingerprint", "stream_hash"
+TOKENIZER_FACT, STREAM_FACT, PLAN_FACT = "tokenizer_fingerprint", "stream_hash", "planned_steps"
 SUPERVISED = "token_metrics.supervised_tokens"
 STEP_FACTS = (TOTAL_TOKENS, STREAM_FACT)
 """Facts that grow with the step."""
@@ -44,6 +44,7 @@ STEP_FACTS = (TOTAL_TOKENS, STREAM_FACT)
 _CORPUS = ("data.training_corpus", "data.source_corpus")
 _BATCH = ("data.batch_size", "training.gradient_accumulation_steps")
 _SHAPE = (*_BATCH, "data.max_sequence_length")
+_LENGTH_OF_RUN = ("training.train_steps", "training.epochs", "tokenizer", *_CORPUS, *_SHAPE)
 
 CAUSES = {
     "corpus_digest": _CORPUS,
@@ -54,6 +55,8 @@ CAUSES = {
     "token_metrics.tokens_per_step": _SHAPE,
     TOTAL_TOKENS: _SHAPE,
     STREAM_FACT: ("random_seed", "data_seed", *_CORPUS, "tokenizer", *_SHAPE, "data.document_boundary"),
+    # The learning rate at a step depends on how many there will be.
+    PLAN_FACT: _LENGTH_OF_RUN,
 }
 """Each fact of the metadata that must be equal, and the settings that decide it."""
 
@@ -61,6 +64,7 @@ NEVER_EXCUSED = {
     "token_metrics.tokens_per_step": _SHAPE,
     TOTAL_TOKENS: _SHAPE,
     STREAM_FACT: ("random_seed", "data_seed"),
+    PLAN_FACT: _LENGTH_OF_RUN,
 }
 """Settings that may be declared to vary without excusing the fact: equal tokens, in one order, are the point."""
 

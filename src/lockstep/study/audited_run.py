@@ -111,16 +111,11 @@ def read_checkpoints(folder: Path) -> tuple[dict[int, Facts], dict[int, str]]:
     for step in checkpoint_steps(folder):
         place = folder / f"checkpoint-{step}"
         try:
-            facts = flatten(open_checkpoint(place).metadata)
+            sound[step] = flatten(open_checkpoint(place).metadata)
         except DamagedCheckpoint as damage:
             # A run that goes on while it is audited deletes checkpoints that only served resuming.
             if place.is_dir():
                 damaged[step] = str(damage)
-            continue
-        if facts.get("global_step") == step:
-            sound[step] = facts
-        else:
-            damaged[step] = f"its metadata says step {facts.get('global_step')}"
     return sound, damaged
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ import torch
 from lockstep.config.files import load_run
 from lockstep.config.run import RunSpec
 from lockstep.data.prepare import Prepared, prepare
+from lockstep.durable import whole_file
 from lockstep.errors import UserError
 from lockstep.evaluation.language import HeldOut, score_causal, score_masked, score_pseudo
 from lockstep.models.language_model import LanguageModel
+from lockstep.progress import showing
 from lockstep.training.checkpoint import Checkpoint, load, resolve_checkpoint
-from lockstep.training.context import check_same_data
+from lockstep.training.context import check_same_code, check_same_data
 from lockstep.training.distribution import World, find_device
-from lockstep.training.durable import write_whole
-from lockstep.training.progress import showing
+from lockstep.training.provenance import provenance
+from lockstep.training.run_folder import flatten
 
 HELD_OUT = ("valid", "test")
+CHOOSABLE = ("evaluation", "data.max_sequence_length", "training.device", "training.output_dir")
+"""What may be overridden when a checkpoint is scored."""
 
 
 def evaluate_run(
@@ -35,18 +40,40 @@ def evaluate_run(
         if split not in HELD_OUT:
             raise UserError(f"--split {split}: choose from {', '.join(HELD_OUT)}")
     checkpoint = resolve_checkpoint(folder, name)
-    run = load_run(checkpoint.folder.parent / "config.yaml", overrides)
+    run = scoring_spec(checkpoint.folder.parent / "config.yaml", overrides)
     prepared = open_same_corpus(run, checkpoint)
     device = find_device(run.training.device, World())
+    check_same_code(checkpoint, run.model.architecture)
     model = load(checkpoint.folder).to(device)
-    output = output_dir or folder / "evaluations"
+    output = output_dir or checkpoint.folder.parent / "evaluations"
     results = []
     for split in splits:
-        result = {**identity(checkpoint, split), **scores(model, run, prepared, split, device)}
+        result = {**identity(checkpoint, split), **conditions(run, device)}
+        result.update(scores(model, run, prepared, split, device))
         output.mkdir(parents=True, exist_ok=True)
-        write_whole(output / f"{checkpoint.folder.name}-{split}.json", json.dumps(result, indent=2) + "\n")
+        whole_file(output / file_name(checkpoint, split, run), json.dumps(result, indent=2) + "\n")
         results.append(result)
     return results
+
+
+def scoring_spec(config: Path, overrides: Sequence[str]) -> RunSpec:
+    """The run as trained, with overrides that change its scoring only; repeating what it was trained with is fine."""
+    trained, asked = load_run(config), load_run(config, overrides)
+    before, after = flatten(trained.model_dump()), flatten(asked.model_dump())
+    for key, value in after.items():
+        if before.get(key) != value and not f"{key}.".startswith(tuple(f"{name}." for name in CHOOSABLE)):
+            raise UserError(
+                f"-o {key}={value}: the run was trained with {before.get(key)};"
+                f" only {', '.join(CHOOSABLE)} can be chosen"
+            )
+    return asked
+
+
+def file_name(checkpoint: Checkpoint, split: str, run: RunSpec) -> str:
+    """A length other than the training length is part of the name."""
+    length = run.data.max_sequence_length
+    trained = checkpoint.metadata["token_metrics"]["sequence_length"]
+    return f"{checkpoint.folder.name}-{split}{'' if length == trained else f'-length-{length}'}.json"
 
 
 def open_same_corpus(run: RunSpec, checkpoint: Checkpoint) -> Prepared:
@@ -62,7 +89,7 @@ def identity(checkpoint: Checkpoint, split: str) -> dict[str, Any]:
     return {
         "experiment_name": metadata["experiment_name"],
         "architecture": metadata["model_config"]["architecture"],
-        "checkpoint": checkpoint.folder.name,
+        "checkpoint": checkpoint.label,
         "checkpoint_digest": checkpoint.digest,
         "step": checkpoint.step,
         "tokens_processed": metadata["token_metrics"]["total_tokens_processed"],
@@ -70,16 +97,24 @@ def identity(checkpoint: Checkpoint, split: str) -> dict[str, Any]:
     }
 
 
+def conditions(run: RunSpec, device: torch.device) -> dict[str, Any]:
+    """How a result was measured."""
+    return {"sequence_length": run.data.max_sequence_length, "precision": "fp32", **provenance(device)}
+
+
 def scores(model: LanguageModel, run: RunSpec, prepared: Prepared, split: str, device: torch.device) -> dict[str, Any]:
     """Causal scores; or, for a masked model, its own: hidden-token scores and pseudo-perplexity."""
     size = run.evaluation.batch_size or run.data.batch_size
     data = HeldOut(prepared, split, run.data.max_sequence_length, size)
-    with showing(f"{run.experiment_name} {split}", 100, "%") as progress:
-        tell = lambda share: progress.advance(100 * share)  # noqa: E731
-        if model.causal:
-            return {"track": "causal", **score_causal(model, data, device, progress=tell).as_dict()}
-        masked = score_masked(model, data, device, run.training.mlm_probability)
-        pseudo = score_pseudo(model, data, device, run.evaluation.pseudo_sequences, tell)
+    title = f"{run.experiment_name} {split}"
+    if model.causal:
+        with showing(title, "share") as progress:
+            return {"track": "causal", **score_causal(model, data, device, progress=progress.reach).as_dict()}
+    with showing(f"{title}, hidden tokens", "share") as progress:
+        masked = score_masked(model, data, device, run.training.mlm_probability, progress=progress.reach)
+    with showing(f"{title}, pseudo-perplexity", "share") as progress:
+        few = replace(data, sequences=run.evaluation.pseudo_sequences)
+        pseudo = score_pseudo(model, few, device, progress.reach)
     return {
         "track": "masked",
         "masked": masked.as_dict("masked_perplexity"),

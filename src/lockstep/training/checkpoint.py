@@ -24,10 +24,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lockstep.config.files import load_run
+from lockstep.durable import sha256, whole_folder
 from lockstep.errors import UserError
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import build
-from lockstep.training.durable import sha256, whole_folder
 
 WEIGHTS, TRAINING_STATE, METADATA = "model.safetensors", "training_state.pt", "metadata.json"
 
@@ -48,6 +48,12 @@ class Checkpoint:
         return int(self.metadata["global_step"])
 
     @property
+    def label(self) -> str:
+        """Its name within the run: a cooled point's also says of which branch it is."""
+        branch = self.folder.parent.name if self.metadata["cooling"] else ""
+        return f"{branch}/{self.folder.name}".lstrip("/")
+
+    @property
     def digest(self) -> str:
         return str(self.metadata["digest"])
 
@@ -64,7 +70,7 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write `checkpoint-<step>` into a run folder; it appears when all of it is on the disk."""
     final = folder / f"checkpoint-{metadata['global_step']}"
-    with whole_folder(final) as aside:
+    with whole_folder(final, existing="replace") as aside:
         with _disk_errors_in_sight():
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside / WEIGHTS)
         with _disk_errors_in_sight(), (aside / TRAINING_STATE).open("wb") as file:
@@ -103,6 +109,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         expected = metadata["files"]
         if metadata["digest"] != metadata_digest(metadata):
             raise DamagedCheckpoint(f"{METADATA} does not match its own digest")
+        if folder.name != f"checkpoint-{metadata['global_step']}":
+            raise DamagedCheckpoint(f"it is of step {metadata['global_step']}, whatever its name says")
         for name in (WEIGHTS, TRAINING_STATE):
             if sha256(folder / name) != expected[name]:
                 raise DamagedCheckpoint(f"{name} does not match its sha256 in {METADATA}")
@@ -138,16 +146,20 @@ def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
     return next(checkpoints_newest_first(run_folder), None)
 
 
-def resolve_checkpoint(run_folder: Path, name: str | None) -> Checkpoint:
-    """A checkpoint by its name or path inside a run folder; without a name, the newest sound one."""
+def resolve_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
+    """The checkpoint that `path` is, or of the run folder that it is: by name or step, else the newest sound one."""
+    if name is None and (path / METADATA).exists():
+        path, name = path.parent, path.name
     if name is None:
-        newest = newest_checkpoint(run_folder)
+        newest = newest_checkpoint(path)
         if newest is None:
-            raise UserError(f"{run_folder}: no run folder with checkpoints; train first")
+            raise UserError(f"{path}: no run folder with checkpoints; train first")
         return newest
-    folder = run_folder / name
+    folder = path / (f"checkpoint-{name}" if name.isdigit() else name)
+    if (folder / "config.yaml").exists():
+        return resolve_checkpoint(folder)  # a cooled point is a run folder of its own
     if not folder.is_dir():
-        raise UserError(f"{folder}: {_why_missing(run_folder, name)}")
+        raise UserError(f"{folder}: {_why_missing(path, folder.name)}")
     try:
         return open_checkpoint(folder)
     except DamagedCheckpoint as damage:
@@ -167,9 +179,7 @@ def _why_missing(run_folder: Path, name: str) -> str:
 
 def load(path: str | Path) -> LanguageModel:
     """The model of a checkpoint, or of the newest checkpoint of a run folder, ready for evaluation."""
-    path = Path(path)
-    is_checkpoint = (path / METADATA).exists()
-    checkpoint = resolve_checkpoint(path.parent, path.name) if is_checkpoint else resolve_checkpoint(path, None)
+    checkpoint = resolve_checkpoint(Path(path))
     run = load_run(checkpoint.folder.parent / "config.yaml")
     model = build(run.model.architecture, **run.model.fields())
     load_weights(model, checkpoint.weights())

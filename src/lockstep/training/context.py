@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from lockstep.config.run import RunSpec
+from lockstep.data.corpora import names as corpus_names
 from lockstep.data.prepare import Prepared, prepare
 from lockstep.data.prepared import TOKENIZER
 from lockstep.data.stream import TokenStream
 from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
-from lockstep.models.registry import specify
+from lockstep.models.registry import absolute as absolute_name
+from lockstep.models.registry import find, specify
 from lockstep.models.spec import ModelSpec
 from lockstep.training.checkpoint import Checkpoint
 from lockstep.training.distribution import World, find_device
+from lockstep.training.learning_rate import Cooling
 from lockstep.training.objective import Objective, make_objective
 from lockstep.training.plan import Plan, make_plan
 
@@ -39,13 +43,24 @@ class Context:
     world: World
     device: torch.device
     folder: Path
+    cooling: Cooling | None = None
+    """Set in a decay branch, whose folder lies inside the trunk's."""
+
+    @property
+    def name(self) -> str:
+        """What this run, or this branch of it, is called."""
+        name = self.run.experiment_name
+        return name if self.cooling is None else f"{name} cooled at {self.cooling.end}"
 
     @property
     def resolved(self) -> dict[str, Any]:
         """The run as it is stored: every default filled in, the model in its architecture's own fields."""
         resolved = self.run.model_dump(mode="json")
         fields = self.model_spec.model_dump(mode="json")
-        resolved["model"] = {"architecture": self.run.model.architecture, **fields}
+        resolved["model"] = {"architecture": absolute_name(self.run.model.architecture), **fields}
+        # A run folder must be of use from any working directory.
+        for key in ("training_corpus", "source_corpus"):
+            resolved["data"][key] = absolute(resolved["data"][key])
         # A prepared folder brings a tokenizer that the run need not name.
         kind = self.prepared.tokenizer.kind
         resolved["tokenizer"]["tokenizer_type"] = kind
@@ -62,6 +77,8 @@ class Context:
 def make_context(run: RunSpec, folder: Path, world: World) -> Context:
     """Read the corpus and settle every number; whatever disagrees is said before anything is spent."""
     device = find_device(run.training.device, world)
+    # Once for its errors alone, before the corpus is read: the vocabulary is not known yet.
+    resolve_model(run, vocab_size=1)
     prepared = _prepare_once(run, world)
     model_spec = resolve_model(run, prepared.tokenizer.vocab_size)
     stream = TokenStream(
@@ -70,6 +87,7 @@ def make_context(run: RunSpec, folder: Path, world: World) -> Context:
     plan = make_plan(run, stream.windows, world.size)
     objective = make_objective(run, model_spec.causal, prepared.tokenizer)
     check_sample(run, model_spec, prepared.tokenizer)
+    check_held_out(run, objective, prepared)
     return Context(run, model_spec, prepared, stream, objective, plan, world, device, folder)
 
 
@@ -109,6 +127,19 @@ def check_sample(run: RunSpec, spec: ModelSpec, tokenizer: Tokenizer) -> None:
         )
 
 
+def check_held_out(run: RunSpec, objective: Objective, prepared: Prepared) -> None:
+    """A validation split that cannot be scored would stop the run at its first evaluation."""
+    tokens = prepared.tokens("valid")
+    if run.evaluation.sequences is not None:
+        tokens = tokens[: run.evaluation.sequences * run.data.max_sequence_length + 1]
+    if len(tokens) < 2:
+        raise UserError(f"the valid split has {len(tokens)} tokens; scoring needs at least two")
+    if objective.masked and np.isin(tokens[1:], list(prepared.tokenizer.special_ids)).all():
+        raise UserError(
+            "the valid split has no token that could be masked: its characters are unknown to the tokenizer"
+        )
+
+
 def check_against_data(spec: ModelSpec, vocab_size: int, length: int) -> ModelSpec:
     """A model that the data would overrun is refused with both numbers."""
     if spec.vocab_size < vocab_size:
@@ -116,6 +147,16 @@ def check_against_data(spec: ModelSpec, vocab_size: int, length: int) -> ModelSp
     if spec.learned_positions and spec.max_length < length:
         raise UserError(f"model.max_length is {spec.max_length}, but data.max_sequence_length is {length}")
     return spec
+
+
+def check_same_code(checkpoint: Checkpoint, architecture: str) -> None:
+    """An outsider's architecture that was edited since is another model: a run of both would be neither."""
+    trained, now = checkpoint.metadata["architecture_source"], find(architecture).source
+    if trained != now:
+        raise UserError(
+            f"{checkpoint.folder}: {architecture} was edited since (its sha256 was {str(trained)[:12]}, now"
+            f" {str(now)[:12]}); bring back the old file, or start in another folder"
+        )
 
 
 def check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
@@ -131,6 +172,13 @@ def check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
                 f"{checkpoint.folder}: trained with {key} {trained[:12]}, but {prepared.manifest.corpus} now has"
                 f" {value[:12]}; bring back the old text, or start in another folder"
             )
+
+
+def absolute(reference: str | None) -> str | None:
+    """A corpus reference that does not depend on the working directory: paths in full, names as they are."""
+    if reference is None or reference in corpus_names() or not Path(reference).expanduser().exists():
+        return reference
+    return str(Path(reference).expanduser().resolve())
 
 
 def _prepare_once(run: RunSpec, world: World) -> Prepared:

@@ -63,6 +63,8 @@ def join_world(backend_device: str) -> Iterator[World]:
     if size == 1:
         yield World()
         return
+    if "RANK" not in os.environ:
+        raise UserError(f"WORLD_SIZE is {size}, but RANK is not set; start several processes with torchrun")
     world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
     on_gpu = backend_device != "cpu" and torch.cuda.is_available()
     if on_gpu:

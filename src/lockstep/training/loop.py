@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from lockstep.evaluation.samples import continue_text
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
 from lockstep.models.sampling import Sampling
+from lockstep.progress import Progress
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
-from lockstep.training.context import Context, check_same_data
+from lockstep.training.context import Context, check_same_code, check_same_data
 from lockstep.training.distribution import (
     accumulating,
     distribute,
@@ -25,11 +27,10 @@ from lockstep.training.distribution import (
     scatter_optimizers,
     total,
 )
-from lockstep.training.learning_rate import Cooling, learning_rate_at
+from lockstep.training.learning_rate import learning_rate_at
 from lockstep.training.ledger import Ledger
 from lockstep.training.metadata import checkpoint_metadata
 from lockstep.training.optimizers import build_optimizers, set_learning_rate
-from lockstep.training.progress import Progress
 from lockstep.training.recorder import Recorder, StepRecord
 from lockstep.training.run_folder import prune
 from lockstep.training.stopping import Diverged, Interrupted, StopRequest
@@ -38,17 +39,18 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
-    """Trains one model in one folder; `cooling` makes it a decay branch that starts from a trunk's checkpoint."""
+    """Trains one model in one folder; a decay branch starts from its trunk's checkpoint."""
 
-    def __init__(self, context: Context, cooling: Cooling | None = None, trunk: Checkpoint | None = None) -> None:
-        self.context, self.cooling = context, cooling
-        self.training = context.run.training
+    def __init__(self, context: Context, trunk: Checkpoint | None = None) -> None:
+        self.context = context
+        self.training, cooling = context.run.training, context.cooling
         self.last_step = context.plan.steps if cooling is None else cooling.end
         self.milestones = context.plan.milestones if cooling is None else (cooling.end,)
         self.ledger = Ledger()
         start = newest_checkpoint(context.folder) or trunk
         if start is not None:
             check_same_data(start, context.prepared)
+            check_same_code(start, context.run.model.architecture)
         self.parent = None if start is None else start.digest
         self._build(start)
         self.recorder = Recorder(context, self.ledger.step)
@@ -80,7 +82,7 @@ class Trainer:
             while self.ledger.step < self.last_step:
                 self.step()
                 self.after_step(request)
-                progress.advance(self.ledger.step, self.recorder.latest_loss)
+                progress.reach(self.ledger.step, self.recorder.latest_loss)
         except Diverged as diverged:
             kept = newest_checkpoint(self.context.folder)
             where = "no checkpoint was taken before" if kept is None else f"the last good checkpoint is {kept.folder}"
@@ -92,7 +94,7 @@ class Trainer:
         """One optimizer step over one global batch."""
         context, index = self.context, self.ledger.step
         torch.manual_seed(step_seed(context.run.seed_for_init, index, context.world.rank))
-        rate = learning_rate_at(index, self.training, context.plan.steps, self.cooling)
+        rate = learning_rate_at(index, self.training, context.plan.steps, context.cooling)
         set_learning_rate(self.optimizers, rate)
         windows = context.stream.step(index)
         batch = context.objective.batch(windows, index)
@@ -101,12 +103,14 @@ class Trainer:
         for micro in range(micros):
             inputs, targets = batch.part(micro, micros, context.world.rank, context.world.size, context.device)
             nats += self._forward_backward(inputs, targets, batch.supervised, last=micro == micros - 1)
-        norm = self._update()
+        norm, skipped = self._update()
         self.ledger.record(windows, batch.supervised)
         scored = 0
         if not context.objective.masked:
             scored = int(context.prepared.byte_lengths("train", context.stream.target_places(index)).sum())
-        self.recorder.add(StepRecord(self.ledger.step, self.ledger.tokens, batch.supervised, scored, rate, nats, norm))
+        self.recorder.add(
+            StepRecord(self.ledger.step, self.ledger.tokens, batch.supervised, scored, rate, nats, norm, skipped)
+        )
 
     def _forward_backward(self, inputs: Tensor, targets: Tensor, supervised: int, last: bool) -> Tensor:
         """Gradients of one micro-batch; the sum of its losses, without smoothing."""
@@ -119,19 +123,23 @@ class Trainer:
             self.scaler.scale(losses * (self.context.world.size / supervised)).backward()
         return (losses if smoothing == 0 else token_losses(logits.detach(), targets).sum()).detach()
 
-    def _update(self) -> Tensor | None:
-        """Clip, step and clear; the gradient norm before clipping, where it was needed."""
-        norm = None
-        if self.training.max_grad_norm is not None:
+    def _update(self) -> tuple[Tensor | None, bool]:
+        """Clip, step and clear: the gradient norm before clipping, and whether the step was skipped.
+
+        In half precision a scaled gradient may overflow: then no optimizer steps, and the scale shrinks.
+        """
+        norm, limit = None, self.training.max_grad_norm
+        if limit is not None or self.scaler.is_enabled():
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.max_grad_norm)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), float("inf") if limit is None else limit)
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        for optimizer in self.optimizers:
+        skipped = self.scaler.is_enabled() and norm is not None and not math.isfinite(norm.item())
+        for optimizer in self.optimizers if not skipped else ():
             self.scaler.step(optimizer)
         self.scaler.update()
         self.model.zero_grad(set_to_none=True)
-        return norm
+        return norm, skipped
 
     def after_step(self, request: StopRequest) -> None:
         """Whatever is due: records, evaluation, a checkpoint, an interruption."""
@@ -169,14 +177,14 @@ class Trainer:
         """Held-out scores and, where asked for, a sample; every process computes the same."""
         spec, context = self.context.run.evaluation, self.context
         size = spec.batch_size or context.run.data.batch_size
-        data = HeldOut(context.prepared, "valid", context.run.data.max_sequence_length, size)
+        data = HeldOut(context.prepared, "valid", context.run.data.max_sequence_length, size, spec.sequences)
         self.model.eval()
         with self.autocast():
             if context.objective.masked:
                 probability = self.training.mlm_probability
-                scores = score_masked(self.model, data, context.device, probability, spec.batches)
+                scores = score_masked(self.model, data, context.device, probability)
             else:
-                scores = score_causal(self.model, data, context.device, spec.batches)
+                scores = score_causal(self.model, data, context.device)
         result: dict[str, Any] = dict(scores.as_dict("masked_perplexity" if context.objective.masked else "perplexity"))
         if spec.sample_prompt is not None and self.model.causal:
             sampling = Sampling(seed=context.run.seed_for_init)

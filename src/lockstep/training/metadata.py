@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
+
+from lockstep.models.language_model import LanguageModel
 from lockstep.training.context import Context
 from lockstep.training.ledger import Ledger
 from lockstep.training.provenance import provenance
@@ -20,6 +24,7 @@ def checkpoint_metadata(context: Context, ledger: Ledger, parent: str | None, sc
         "experiment_name": run.experiment_name,
         "global_step": ledger.step,
         "planned_steps": plan.steps,
+        "cooling": None if context.cooling is None else dataclasses.asdict(context.cooling),
         "epoch": plan.epoch(ledger.step),
         "token_metrics": {
             "total_tokens_processed": ledger.tokens,
@@ -44,6 +49,8 @@ def checkpoint_metadata(context: Context, ledger: Ledger, parent: str | None, sc
             "hidden_size": model.dim,
             "attention_heads": model.heads if model.has_heads else None,
         },
+        "model_cost": cost_at(context, run.data.max_sequence_length),
+        "architecture_source": model.source,
         "stream_hash": ledger.stream_hash,
         "corpus_digest": context.prepared.corpus_digest,
         "tokenizer_fingerprint": context.prepared.tokenizer.fingerprint,
@@ -54,6 +61,18 @@ def checkpoint_metadata(context: Context, ledger: Ledger, parent: str | None, sc
         "wandb_run_id": context.wandb_id(),
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         **provenance(context.device),
+    }
+
+
+def cost_at(context: Context, length: int) -> dict[str, float]:
+    """What the model costs, at the training length."""
+    with torch.device("meta"):
+        cost = LanguageModel(context.model_spec).cost(length)
+    return {
+        "parameters": cost.parameters,
+        "non_embedding_parameters": cost.non_embedding_parameters,
+        "training_flops_per_token": cost.training_flops,
+        "state_bytes": cost.state_bytes,
     }
 
 

@@ -58,7 +58,10 @@ class Objective:
             self.seed,
             step,
         )
-        return StepBatch(inputs, targets, int((targets != IGNORED).sum()))
+        supervised = int((targets != IGNORED).sum())
+        if not supervised:
+            raise UserError(f"step {step + 1} has no token that could be masked: all of its tokens are special")
+        return StepBatch(inputs, targets, supervised)
 
 
 def make_objective(run: RunSpec, causal: bool, tokenizer: Tokenizer) -> Objective:

@@ -28,6 +28,8 @@ class StepRecord:
     learning_rate: float
     nats: Tensor
     gradient_norm: Tensor | None
+    skipped: bool
+    """Whether an overflow in half precision kept the optimizers from stepping."""
 
 
 class Recorder:
@@ -44,9 +46,7 @@ class Recorder:
             self.metrics.rewind(resume_step)
             self.timings.rewind(resume_step)
             run = context.run
-            self.trackers = open_trackers(
-                run.logging, run.experiment_name, context.folder, context.resolved, resume_step
-            )
+            self.trackers = open_trackers(run.logging, context.name, context.folder, context.resolved, resume_step)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -104,6 +104,8 @@ class Recorder:
         values["learning_rate"] = record.learning_rate
         if record.gradient_norm is not None:
             values["gradient_norm"] = finite(record.gradient_norm.item())
+        if record.skipped:
+            values["skipped"] = True
         if self.context.world.is_main:
             self.metrics.write({"step": record.step, **values})
             self._track(record.step, values)

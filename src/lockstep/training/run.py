@@ -12,13 +12,12 @@ import torch
 
 from lockstep.config.run import RunSpec
 from lockstep.errors import UserError
+from lockstep.progress import showing
 from lockstep.training.checkpoint import DamagedCheckpoint, checkpoint_steps, open_checkpoint
 from lockstep.training.context import Context, make_context
 from lockstep.training.distribution import join_world
-from lockstep.training.learning_rate import Cooling
 from lockstep.training.loop import Trainer
-from lockstep.training.progress import showing
-from lockstep.training.run_folder import locked, store_config, sweep
+from lockstep.training.run_folder import locked, store_config, store_tokenizer, sweep
 from lockstep.training.stopping import StopRequest, listening
 
 
@@ -29,19 +28,21 @@ def train(run: RunSpec, folder: Path) -> Context:
         torch.set_float32_matmul_precision("high" if run.training.use_tf32 else "highest")
         with locked(folder) if world.is_main else contextlib.nullcontext(), listening(world.size == 1) as request:
             _refuse_if_asked(run, folder)
-            _train_in(context, None, request)
+            _train_in(context, request)
             for branch in context.plan.branches:
-                _train_in(dataclasses.replace(context, folder=folder / f"cooled-{branch.end}"), branch, request)
+                below = folder / f"cooled-{branch.end}"
+                _train_in(dataclasses.replace(context, folder=below, cooling=branch), request)
         return context
 
 
-def _train_in(context: Context, branch: Cooling | None, request: StopRequest) -> None:
+def _train_in(context: Context, request: StopRequest) -> None:
     """Train the trunk, or a branch of it, in the context's folder."""
-    trunk = None
+    trunk, branch = None, context.cooling
     if context.world.is_main:
         with _disk_errors(context.folder):
             context.folder.mkdir(parents=True, exist_ok=True)
             store_config(context.folder, context.resolved)
+            store_tokenizer(context.folder, context.prepared.tokenizer)
             sweep(context.folder)
     if branch is not None and branch.start > 0:
         source = context.folder.parent / f"checkpoint-{branch.start}"
@@ -50,10 +51,10 @@ def _train_in(context: Context, branch: Cooling | None, request: StopRequest) ->
         except DamagedCheckpoint as damage:
             raise UserError(f"{source}: the cooled point needs it, but it is damaged: {damage}") from None
     with _disk_errors(context.folder):
-        trainer = Trainer(context, branch, trunk)
-        title = context.run.experiment_name if branch is None else f"cooling to {branch.end}"
+        trainer = Trainer(context, trunk)
         tokens = context.plan.tokens_per_step
-        with showing(title, trainer.last_step, "tokens", tokens, visible=context.world.is_main) as progress:
+        steps, done, visible = trainer.last_step, trainer.ledger.step, context.world.is_main
+        with showing(context.name, "steps", steps, done, tokens, visible) as progress:
             trainer.run(request, progress)
 
 

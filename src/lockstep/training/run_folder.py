@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lockstep.config.files import dump_yaml, read_yaml
+from lockstep.data.prepared import TOKENIZER
+from lockstep.data.tokenizers import Tokenizer
+from lockstep.durable import whole_file, whole_folder
 from lockstep.errors import UserError
 from lockstep.training.checkpoint import checkpoint_steps
-from lockstep.training.durable import write_whole
 
 MAY_CHANGE = (
+    "evaluation.batch_size",
     "logging",
     "training.compile",
     "training.device",
@@ -27,34 +31,53 @@ MAY_CHANGE = (
     "training.save_interval",
 )
 """What may differ between the command that started a run and the one that goes on with it."""
+MICRO_BATCHES = ("data.batch_size", "training.gradient_accumulation_steps")
+"""Sequences per step, as a product."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder; a second process is refused. The lock ends with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with contextlib.ExitStack() as held:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((folder / ".lock").open("w"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UserError(f"{folder}: another process is training here") from None
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be used as a run folder: {error.strerror}") from None
         yield
 
 
 def store_config(folder: Path, resolved: Mapping[str, Any]) -> None:
     """Write config.yaml, or check that the one already there describes the same run."""
     path = folder / "config.yaml"
-    if not path.exists():
-        write_whole(path, dump_yaml(resolved))
+    # A start that left no checkpoint binds nobody: its mistake can be mended in place.
+    if not path.exists() or not checkpoint_steps(folder):
+        whole_file(path, dump_yaml(resolved))
         return
     stored = flatten(read_yaml(path))
     asked = flatten(json.loads(json.dumps(resolved)))
+    # Another split of the same step into micro-batches is the same run, as after running out of memory.
+    free = (*MAY_CHANGE, *MICRO_BATCHES) if _step_size(stored) == _step_size(asked) else MAY_CHANGE
     for key in sorted(stored.keys() | asked.keys()):
-        if stored.get(key) != asked.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in MAY_CHANGE):
+        if stored.get(key) != asked.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in free):
             raise UserError(
                 f"{folder} holds a run with {key} = {stored.get(key)}, but {asked.get(key)} is asked for;"
                 " use another --output-dir, or the old value"
             )
+
+
+def store_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Keep the tokenizer with the run, so that its text can be read without its corpus."""
+    if not (folder / TOKENIZER).is_dir():
+        with whole_folder(folder / TOKENIZER, existing="keep") as aside:
+            tokenizer.save(aside)
+
+
+def _step_size(flat: Mapping[str, Any]) -> int:
+    return math.prod(int(flat[key]) for key in MICRO_BATCHES)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -69,9 +92,13 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a process that was killed while writing or deleting a checkpoint left behind."""
-    for left_over in (*folder.glob(".checkpoint-*.partial"), *folder.glob(".checkpoint-*.deleted")):
-        shutil.rmtree(left_over, ignore_errors=True)
+    """Remove what a process that was killed while writing, replacing or deleting left behind."""
+    for pattern in (".*.partial", ".checkpoint-*.deleted", ".checkpoint-*.damaged"):
+        for left_over in folder.glob(pattern):
+            if left_over.is_dir():
+                shutil.rmtree(left_over, ignore_errors=True)
+            else:
+                left_over.unlink(missing_ok=True)
 
 
 def prune(folder: Path, scheduled: Sequence[int], keep_last: int, step: int) -> None:
@@ -96,9 +123,13 @@ class Log:
 
     def rewind(self, step: int) -> None:
         """Forget what was written after `step`, and a last line that was cut short."""
-        if self.path.exists():
-            kept = [json.dumps(record) + "\n" for record in read_log(self.path) if record["step"] <= step]
-            write_whole(self.path, "".join(kept))
+        if not self.path.exists():
+            return
+        records = read_log(self.path)
+        kept = [record for record in records if record["step"] <= step]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        if len(kept) < len(records) or len(text) != self.path.stat().st_size:
+            whole_file(self.path, text)
 
     def write(self, record: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -119,11 +150,13 @@ class Log:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log, up to the first that is not one: a crash may leave its last lines torn."""
+    """The records of a log; a crash may have cut its last line short, but any other damage is refused."""
+    *lines, _ = path.read_bytes().split(b"\n")
     records = []
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line))
         except ValueError:
-            break
+            if number < len(lines):
+                raise UserError(f"{path}: line {number} is damaged; restore the file, or delete that line") from None
     return records

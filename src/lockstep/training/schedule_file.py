@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from lockstep.config.files import parse_yaml, read_yaml
+from lockstep.durable import whole_file
 from lockstep.errors import UserError
 
 SECTION = "training"
@@ -144,22 +143,10 @@ def _plain(value: Any) -> Any:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write aside, sync, rename; a symbolic link stays one and its target is replaced."""
-    target = path.resolve()
-    temporary: Path | None = None
+    """Replacing a file asks for nothing but its folder; a file that was made read-only is not meant to change."""
     try:
-        if not os.access(target, os.W_OK):
+        if not os.access(path, os.W_OK):
             raise PermissionError(0, "the file is not writable")
-        mode = stat.S_IMODE(target.stat().st_mode)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(text.encode("utf-8"))
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        whole_file(path, text)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

@@ -36,7 +36,10 @@ class Mixer(nn.Module, ABC):
     @property
     def like(self) -> Tensor:
         """A parameter: what a new state's device and dtype follow."""
-        return next(self.parameters())
+        first = next(self.parameters(), None)
+        if first is None:
+            raise ValueError(f"{type(self).__name__} has no parameters: build its state without `like` and `zeros`")
+        return first
 
     def zeros(self, *shape: int) -> Tensor:
         """Zeros on this mixer's device, in its dtype."""
