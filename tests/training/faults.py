@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lockstep.config.run import RunSpec
+from lockstep.data.prepare import prepare
 from lockstep.training.loop import Trainer
 from lockstep.training.run import train
 from lockstep.training.stopping import Interrupted
@@ -55,7 +56,8 @@ def crash(run: RunSpec, folder: Path, place: str, call: int) -> None:
 
 
 def count_calls(run: RunSpec, folder: Path, place: str) -> int:
-    """How often a whole run passes `place`."""
+    """How often a whole run passes `place`, on a corpus that was prepared before."""
+    prepare(run.data, run.tokenizer)
     with crashing(place, -1) as calls:
         train(run, folder)
     return calls[0]

@@ -19,7 +19,7 @@ from lockstep.evaluation.language import HeldOut, score_causal, score_masked, sc
 from lockstep.models.language_model import LanguageModel
 from lockstep.progress import showing
 from lockstep.training.checkpoint import Checkpoint, load, resolve_checkpoint
-from lockstep.training.context import check_same_code, check_same_data
+from lockstep.training.context import check_same_code, check_same_data, resolve_model
 from lockstep.training.distribution import World, find_device
 from lockstep.training.provenance import provenance
 from lockstep.training.run_folder import flatten
@@ -44,6 +44,7 @@ def evaluate_run(
     prepared = open_same_corpus(run, checkpoint)
     device = find_device(run.training.device, World())
     check_same_code(checkpoint, run.model.architecture)
+    resolve_model(run, prepared.tokenizer.vocab_size)  # says so where the length exceeds learned positions
     model = load(checkpoint.folder).to(device)
     output = output_dir or checkpoint.folder.parent / "evaluations"
     results = []

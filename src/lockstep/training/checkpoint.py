@@ -148,6 +148,7 @@ def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
 
 def resolve_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     """The checkpoint that `path` is, or of the run folder that it is: by name or step, else the newest sound one."""
+    name = name or None
     if name is None and (path / METADATA).exists():
         path, name = path.parent, path.name
     if name is None:
@@ -158,7 +159,7 @@ def resolve_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     folder = path / (f"checkpoint-{name}" if name.isdigit() else name)
     if (folder / "config.yaml").exists():
         return resolve_checkpoint(folder)  # a cooled point is a run folder of its own
-    if not folder.is_dir():
+    if not folder.is_dir() or not folder.name.startswith("checkpoint-"):
         raise UserError(f"{folder}: {_why_missing(path, folder.name)}")
     try:
         return open_checkpoint(folder)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from lockstep.config.files import dump_yaml, read_yaml
 from lockstep.data.prepared import TOKENIZER
-from lockstep.data.tokenizers import Tokenizer
+from lockstep.data.tokenizers import Tokenizer, load_tokenizer
 from lockstep.durable import whole_file, whole_folder
 from lockstep.errors import UserError
 from lockstep.training.checkpoint import checkpoint_steps
@@ -71,9 +71,11 @@ def store_config(folder: Path, resolved: Mapping[str, Any]) -> None:
 
 def store_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     """Keep the tokenizer with the run, so that its text can be read without its corpus."""
-    if not (folder / TOKENIZER).is_dir():
-        with whole_folder(folder / TOKENIZER, existing="keep") as aside:
-            tokenizer.save(aside)
+    place = folder / TOKENIZER
+    if place.is_dir() and (checkpoint_steps(folder) or load_tokenizer(place).fingerprint == tokenizer.fingerprint):
+        return
+    with whole_folder(place, existing="replace") as aside:
+        tokenizer.save(aside)
 
 
 def _step_size(flat: Mapping[str, Any]) -> int:
@@ -155,7 +157,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise ValueError("not a record of a step")
+            records.append(record)
         except ValueError:
             if number < len(lines):
                 raise UserError(f"{path}: line {number} is damaged; restore the file, or delete that line") from None
