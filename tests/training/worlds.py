@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import secrets
 import socket
-import sys
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -60,9 +59,10 @@ def member(run: RunSpec, folder: Path, rank: int, size: int, port: int, crash_at
         with crashing("a step is taken", crash_at):
             train(run, folder)
     except Crash:
-        sys.exit(CRASHED)
+        # At once, as a crash does: torch's own threads may wait for each other when an interpreter ends in order.
+        os._exit(CRASHED)
     except UserError:
-        sys.exit(2)
+        os._exit(2)
 
 
 def free_port() -> int:
