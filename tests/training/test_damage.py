@@ -57,7 +57,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "metadata missing": lambda folder: (folder / METADATA).unlink(),
     "a number changed": lambda folder: change_number(folder / METADATA),
     **{
-        f"bit flipped in {name} at {share}": lambda folder, name=name, share=share: flip(folder / name, share)  # type: ignore[misc]
+        f"bit flipped in {name} at {share}": lambda folder, name=name, share=share: flip(folder / name, share)  # type: ignore[misc] # mypy cannot infer a lambda with defaults
         for name in (WEIGHTS, TRAINING_STATE, METADATA)
         for share in (0.0, 0.5, 0.97)
     },

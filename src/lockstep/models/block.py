@@ -32,14 +32,16 @@ class Block(nn.Module):
 
     def before(self, x: Tensor) -> Tensor:
         """What the mixer sees."""
-        return self.mixer_norm(x)  # type: ignore[no-any-return]
+        y: Tensor = self.mixer_norm(x)
+        return y
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The layer's output, given its input and what the mixer made of it."""
         x = x + self.dropout(mixed)
         if self.mlp is None or self.mlp_norm is None:
             return x
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
+        y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return y
 
     def cost(self, length: int) -> Cost:
         return self.mixer.cost(length) + (Cost() if self.mlp is None else self.mlp.cost())
@@ -55,7 +57,8 @@ class PostNormBlock(Block):
         x = self.mixer_norm(x + self.dropout(mixed))
         if self.mlp is None or self.mlp_norm is None:
             return x
-        return self.mlp_norm(x + self.dropout(self.mlp(x)))  # type: ignore[no-any-return]
+        y: Tensor = self.mlp_norm(x + self.dropout(self.mlp(x)))
+        return y
 
 
 class PlainBlock(Block):
@@ -65,4 +68,5 @@ class PlainBlock(Block):
         super().__init__(mixer, None, (nn.Identity(), nn.Identity()), dropout)
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:
-        return self.dropout(mixed)  # type: ignore[no-any-return]
+        y: Tensor = self.dropout(mixed)
+        return y

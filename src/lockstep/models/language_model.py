@@ -78,7 +78,8 @@ class LanguageModel(nn.Module):
             index = torch.arange(time, device=tokens.device)
             self._check_positions(time, position)
             x = x + self.positions(index if position is None else position[:, None] + index)
-        return self.dropout(self.embedding_norm(x))  # type: ignore[no-any-return]
+        y: Tensor = self.dropout(self.embedding_norm(x))
+        return y
 
     def _check_positions(self, time: int, position: Tensor | None) -> None:
         # Reading the position costs a device synchronisation on a GPU, where the table lookup itself is guarded.
@@ -87,7 +88,8 @@ class LanguageModel(nn.Module):
             raise ValueError(f"{started + time} tokens, but max_length gives {self.spec.max_length} positions")
 
     def logits(self, x: Tensor) -> Tensor:
-        return self.head(self.output_transform(self.norm(x)))  # type: ignore[no-any-return]
+        y: Tensor = self.head(self.output_transform(self.norm(x)))
+        return y
 
     def generate(
         self, prompt: Tensor, new_tokens: int, sampling: Sampling | None = None, stop: int | None = None

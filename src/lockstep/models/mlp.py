@@ -31,7 +31,8 @@ class Mlp(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.activation(self.input(x)))  # type: ignore[no-any-return]
+        y: Tensor = self.output(self.activation(self.input(x)))
+        return y
 
     def cost(self) -> Cost:
         return Cost(forward_flops=product_flops(*self.input.weight.shape) + product_flops(*self.output.weight.shape))
@@ -47,7 +48,8 @@ class SwiGlu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.input(x).chunk(2, dim=-1)
-        return self.output(F.silu(gate) * up)  # type: ignore[no-any-return]
+        y: Tensor = self.output(F.silu(gate) * up)
+        return y
 
     def cost(self) -> Cost:
         return Cost(forward_flops=product_flops(*self.input.weight.shape) + product_flops(*self.output.weight.shape))

@@ -135,7 +135,8 @@ class Attention(Mixer):
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=self.kv_heads != self.heads,
         )
-        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        y: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return y
 
     def cost(self, length: int) -> Cost:
         width = self.heads * self.head_dim
