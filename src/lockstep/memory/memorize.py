@@ -1,0 +1,66 @@
+"""The one function: write a sequence into a memory and read it back, token by token in effect."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lockstep.memory.rows import Rows
+from lockstep.memory.sequential import sequential
+from lockstep.memory.spec import MemorySpec
+from lockstep.memory.streaming import begin, stream
+from lockstep.memory.types import Gates, Memory, Outer, arithmetic
+
+Form = Literal["sequential", "chunked"]
+
+
+def memorize(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    gates: Gates,
+    memory: Memory,
+    spec: MemorySpec,
+    form: Form = "chunked",
+    outer: Outer | None = None,
+) -> tuple[Tensor, Memory]:
+    """Reads [batch, heads, time, value_dim] and the memory after the last token.
+
+    queries, keys, values [batch, heads, time, dim]; the memory stands at a chunk's start, and with `decay_to` initial
+    is itself where forgetting leads unless `outer` says otherwise. "sequential" is the definition; "chunked" gives the
+    same by matrix products.
+    """
+    check(keys, values, gates, memory, spec)
+    outer = outer or Outer()
+    if spec.decay_to == "initial" and outer.initial is None:
+        outer = outer._replace(initial=memory.weights)
+    if form == "chunked":
+        reads, state = stream(queries, keys, values, gates, begin(memory), spec, outer)
+        return reads, Memory(state.weights, state.velocity or None)
+    if form != "sequential":
+        raise ValueError(f"unknown form {form}; valid: sequential, chunked")
+    rows = Rows(keys.shape[0], keys.shape[1], arithmetic(keys.dtype))
+    tokens = rows.tokens(queries, keys, values, gates, slice(None), keys.shape[2])
+    held = Memory(rows.weights(memory.weights), rows.weights(memory.velocity or ()) or None)
+    with torch.autocast(keys.device.type, enabled=False):
+        reads, held = sequential(tokens, held, spec, rows.affine(outer), rows.anchor(outer, spec))
+    velocity = None if held.velocity is None else rows.apart(held.velocity)
+    return rows.joined(reads).to(queries.dtype), Memory(rows.apart(held.weights), velocity)
+
+
+def check(keys: Tensor, values: Tensor, gates: Gates, memory: Memory, spec: MemorySpec) -> None:
+    """What would otherwise fail far from its cause."""
+    if len(memory.weights) != spec.layers:
+        raise ValueError(f"the specification has {spec.layers} matrices, the memory {len(memory.weights)}")
+    if spec.has_momentum != (gates.momentum is not None) or spec.has_momentum != (memory.velocity is not None):
+        raise ValueError(
+            f"rule {spec.rule}: a momentum gate and a velocity belong to the momentum rule, and to it alone"
+        )
+    if (spec.bias == "huber") != (gates.threshold is not None):
+        raise ValueError(f"bias {spec.bias}: a threshold gate belongs to the Huber bias, and to it alone")
+    if spec.residual and keys.shape[-1] != values.shape[-1]:
+        raise ValueError(f"a residual needs values as wide as keys, not {values.shape[-1]} and {keys.shape[-1]}")
+    if keys.shape[2] == 0:
+        raise ValueError("no tokens")

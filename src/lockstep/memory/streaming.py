@@ -1,0 +1,116 @@
+"""A memory that goes on: the state between calls, and a run from it over any number of tokens.
+
+Between calls a chunk may be open. What is needed then is where its gradients are taken and where the memory stands now;
+the gradients already made are in the latter, so that no token of the open chunk is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.memory.chunked import chunked
+from lockstep.memory.exact import exact
+from lockstep.memory.rows import Rows
+from lockstep.memory.spec import MemorySpec
+from lockstep.memory.types import Gates, Memory, Outer, Weights, arithmetic
+
+
+class MemoryState(NamedTuple):
+    """What a memory carries from call to call; samples may stand at different positions."""
+
+    point: Weights
+    """[batch, heads, in, out] each: what was held at the start of the open chunk."""
+    weights: Weights
+    """What is held now."""
+    velocity: Weights
+    """Empty without momentum."""
+    position: Tensor
+    """[batch]: tokens seen."""
+
+
+def begin(memory: Memory, position: Tensor | None = None) -> MemoryState:
+    """The state before the first token."""
+    first = memory.weights[0]
+    if position is None:
+        position = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
+    return MemoryState(memory.weights, memory.weights, memory.velocity or (), position)
+
+
+def stream(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, outer: Outer
+) -> tuple[Tensor, MemoryState]:
+    """Reads [batch, heads, time, value_dim] and the state after the last token; any split gives the same."""
+    batch, heads, time = keys.shape[:3]
+    rows = Rows(batch, heads, arithmetic(keys.dtype))
+    affine, anchor = rows.affine(outer), rows.anchor(outer, spec)
+    memory = Memory(rows.weights(state.weights), rows.weights(state.velocity) or None)
+    point = rows.weights(state.point)
+    position, reads, done = state.position, [], 0
+    with torch.autocast(keys.device.type, enabled=False):
+        for piece in pieces(position, time, spec):
+            tokens = rows.tokens(queries, keys, values, gates, slice(done, done + piece.size), piece.chunk)
+            if spec.exact and piece.size > 1:
+                said, memory = exact(tokens, memory, spec, affine, anchor)
+            else:
+                said, memory = chunked(tokens, memory, point, spec, affine, anchor)
+            done += piece.size
+            closed = piece.closes if piece.closes is not None else at_start(position + done, heads, spec)
+            point = reopened(point, memory.weights, closed)
+            reads.append(rows.joined(said))
+    after = MemoryState(
+        rows.apart(point), rows.apart(memory.weights), rows.apart(memory.velocity or ()), position + time
+    )
+    return torch.cat(reads, dim=2).to(queries.dtype), after
+
+
+class Piece(NamedTuple):
+    """Tokens that are run at once: whole chunks, or a part of one."""
+
+    size: int
+    chunk: int
+    closes: bool | None
+    """Whether a chunk ends with it in every sample or in none; None where samples differ or must be asked."""
+
+
+def pieces(position: Tensor, time: int, spec: MemorySpec) -> Iterator[Piece]:
+    """Cut the time so that no piece crosses a chunk's start in any sample, except in whole chunks common to all."""
+    if time == 1 and position.device.type != "cpu":
+        yield Piece(1, 1, None)  # asking where the samples stand would make the device wait
+        return
+    if spec.exact:
+        whole = time - time % spec.tile
+        if whole:
+            yield Piece(whole, spec.tile, True)
+        if time > whole:
+            yield Piece(time - whole, time - whole, True)
+        return
+    chunk = spec.chunk
+    phases = {at % chunk for at in position.tolist()}
+    done = 0
+    while done < time:
+        to_end = {chunk - (phase + done) % chunk for phase in phases}
+        nearest = min(to_end)
+        left = time - done
+        if to_end == {chunk} and left >= chunk:
+            size = left - left % chunk
+            yield Piece(size, chunk, True)
+        else:
+            size = min(nearest, left)
+            yield Piece(size, size, None if len(to_end) > 1 else size == nearest)
+        done += size
+
+
+def at_start(position: Tensor, heads: int, spec: MemorySpec) -> Tensor:
+    """Which rows stand at a chunk's start, [rows, 1, 1]."""
+    return (position % spec.chunk == 0).repeat_interleave(heads)[:, None, None]
+
+
+def reopened(point: Weights, held: Weights, closed: bool | Tensor) -> Weights:
+    """Where the next gradients are taken: at what is held now, in the rows where a chunk has ended."""
+    if isinstance(closed, bool):
+        return held if closed else point
+    return tuple(torch.where(closed, new, old) for new, old in zip(held, point, strict=True))

@@ -1,0 +1,50 @@
+"""What goes into a memory and comes out of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Weights = tuple[Tensor, ...]
+"""One matrix per layer, [..., in, out]; rows of tokens are multiplied from the left."""
+
+
+class Gates(NamedTuple):
+    """How much each token keeps, writes and carries on; each [batch, heads, time]. Exact zeros are legal."""
+
+    keep: Tensor
+    """1 - alpha: what remains of the memory."""
+    rate: Tensor
+    """theta: the step along the gradient."""
+    momentum: Tensor | None = None
+    """eta: what remains of the velocity; only with the momentum rule."""
+    threshold: Tensor | None = None
+    """delta: where Huber's loss turns linear; only with the Huber bias."""
+
+
+class Memory(NamedTuple):
+    """The weights that change at test time, [batch, heads, in, out] each, and their velocity under momentum.
+
+    What is held is the accumulated variable: the weights themselves, A for lq, log W (up to a shift) for kl.
+    """
+
+    weights: Weights
+    velocity: Weights | None = None
+
+
+class Outer(NamedTuple):
+    """What the outer model lends to the memory and the memory never changes."""
+
+    gain: Tensor | None = None
+    """[heads, value_dim], of the norm."""
+    shift: Tensor | None = None
+    """[heads, value_dim], of the norm."""
+    initial: Weights | None = None
+    """[heads or batch × heads, in, out] each: where forgetting leads under `decay_to` initial; the given memory by default."""
+
+
+def arithmetic(dtype: torch.dtype) -> torch.dtype:
+    """Memories are computed in at least float32."""
+    return torch.promote_types(dtype, torch.float32)
