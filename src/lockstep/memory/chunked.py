@@ -1,12 +1,8 @@
 """The dual form: whole chunks by matrix products, no weights per token.
 
-Inside a chunk every gradient is an outer product of a row the network was fed and a row that came back, so the memory
-after token t, applied to a row q, is
-
-    q·base + b_t (q·W) + (1 - b_t)(q·anchor) + f_t (q·S) - Σ_s C[t,s] (q·x_s) d_s
-
-with W, S what is held and its velocity at the chunk's start, and C, b, f of `coefficients`. Only the writes must wait for
-the chunk before; the reads of all chunks are done together afterwards.
+Inside a chunk every gradient is an outer product of a row that the network was fed and a row that came back, and how
+much of each is in the memory after each token is known in closed form (`coefficients`). Only the writes must wait for the
+chunk before (`chain`); the reads of all chunks are done together afterwards (`reading`).
 
 Tensors here are [chunks, rows, time, dim], rows being batch × heads; weights [rows, in, out].
 """
@@ -18,10 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.memory.activations import activate
+from lockstep.memory.chain import Layer, chain
 from lockstep.memory.coefficients import Coefficients, before, coefficients
+from lockstep.memory.reading import Matrix, Shares, apply
 from lockstep.memory.retentions import Retained
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.structures import ACTIVATIONS, Affine, Writes, head, recall, writes
+from lockstep.memory.structures import Affine, head, recall, writes
+from lockstep.memory.trace import Ends, Given
 from lockstep.memory.types import Gates, Memory, Weights
 
 
@@ -34,17 +34,6 @@ class Tokens(NamedTuple):
     gates: Gates
 
 
-class Start(NamedTuple):
-    """What the reads of one chunk need of its beginning, per matrix."""
-
-    base: Tensor | None  # the weights' part that does not follow what is held
-    weights: Tensor  # what is held, as weights
-    anchor: Tensor | None  # where forgetting leads, as weights
-    velocity: Tensor | None
-    inputs: Tensor  # rows fed to the matrix by the keys
-    errors: Tensor  # gradients at its outputs, as weights move with them
-
-
 def chunked(
     tokens: Tokens, memory: Memory, point: Weights | None, spec: MemorySpec, affine: Affine, anchor: Weights | None
 ) -> tuple[Tensor, Memory]:
@@ -55,109 +44,59 @@ def chunked(
     if tokens.keys.shape[0] == 1 and tokens.keys.shape[2] == 1:
         return one_token(tokens, memory, point, spec, affine, anchor)
     found = coefficients(tokens.gates)
-    starts = []
-    per_chunk = zip(*(part.unbind() for part in (tokens.keys, tokens.values)), strict=True)
-    thresholds = None if tokens.gates.threshold is None else tokens.gates.threshold.unbind()
-    for chunk, ((keys, values), ends) in enumerate(zip(per_chunk, last_rows(found), strict=True)):
-        retained = [Retained(matrix, spec) for matrix in (memory.weights if point is None else point)]
-        weights = tuple(matrix.weights for matrix in retained)
-        threshold = None if thresholds is None else thresholds[chunk]
-        made = writes(keys, values, threshold, weights, spec, affine)
-        starts.append(chunk_start(retained, memory, made, anchor))
-        memory = advance(memory, made, ends, anchor)
-        point = None
-    rows = before(found) if spec.read == "before" else found
-    return read(tokens.queries, rows, starts, spec, affine), memory
+    threshold = tokens.gates.threshold
+    given = Given(tokens.keys, tokens.values, threshold, affine, ends(found), memory, anchor, point)
+    layers, memory = chain(given, spec)
+    matrices = [
+        read_matrix(layer, spec, None if anchor is None else anchor[n], None if point is None else point[n])
+        for n, layer in enumerate(layers)
+    ]
+    return read(tokens.queries, matrices, found, spec, affine), memory
 
 
-class Ends(NamedTuple):
-    """The coefficients at a chunk's last token, shaped to broadcast over [rows, in, out] or [rows, time, out]."""
+def ends(found: Coefficients) -> Ends:
+    """The last token's coefficients, shaped as the chain wants them."""
 
-    kept: Tensor
-    written: Tensor
-    carried: Tensor | None
-    velocity_kept: Tensor | None
-    velocity_written: Tensor | None
+    def scalar(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[..., None, None]
 
-
-def last_rows(found: Coefficients) -> list[Ends]:
-    """One per chunk."""
-
-    def scalars(x: Tensor | None) -> tuple[Tensor, ...] | None:
-        return None if x is None else x[..., None, None].unbind()
-
-    count = found.kept.shape[0]
-    absent = (None,) * count
-    carried = absent if found.carried is None else scalars(found.carried[..., -1])
-    velocity_written = absent if found.velocity_written is None else found.velocity_written[..., None].unbind()
-    parts = (
-        scalars(found.kept[..., -1]),
-        found.written[..., -1, :, None].unbind(),
-        carried,
-        scalars(found.velocity_kept) or absent,
+    carried = None if found.carried is None else found.carried[..., -1]
+    velocity_written = None if found.velocity_written is None else found.velocity_written[..., None]
+    return Ends(
+        found.kept[..., -1, None, None],
+        found.written[..., -1, :, None],
+        scalar(carried),
+        scalar(found.velocity_kept),
         velocity_written,
     )
-    return [Ends(*(part[chunk] for part in parts)) for chunk in range(count)]  # type: ignore[index]
 
 
-def chunk_start(retained: list[Retained], memory: Memory, made: Writes, anchor: Weights | None) -> list[Start]:
-    velocity = memory.velocity or (None,) * len(retained)
-    return [
-        Start(
-            start.base,
-            start.follow(held),
-            None if anchor is None else start.follow(anchor[layer]),
-            velocity[layer],
-            made.inputs[layer],
-            start.follow(made.errors[layer]),
-        )
-        for layer, (start, held) in enumerate(zip(retained, memory.weights, strict=True))
-    ]
+def read_matrix(layer: Layer, spec: MemorySpec, anchor: Tensor | None, point: Tensor | None) -> Matrix:
+    """One matrix in the form in which it is read, [chunks × rows, …]."""
+    held = layer.held
+    if anchor is not None:
+        anchor = anchor.expand_as(held)
+    errors, base, weights = layer.errors, None, held
+    if spec.retention != "l2":
+        start = Retained(held if point is None else torch.cat((point[None], held[1:])), spec)
+        weights, errors, base = start.follow(held), start.follow(errors), start.base
+        anchor = None if anchor is None else start.follow(anchor)
+    parts = (weights, layer.inputs, errors, layer.velocity, anchor, base)
+    return Matrix(*(None if part is None else part.flatten(0, 1) for part in parts))  # type: ignore[arg-type] # the first three are always there
 
 
-def advance(memory: Memory, made: Writes, ends: Ends, anchor: Weights | None) -> Memory:
-    """The memory after the chunk."""
-    weights, velocities = [], []
-    for layer, (inputs, errors) in enumerate(zip(made.inputs, made.errors, strict=True)):
-        held = memory.weights[layer] * ends.kept
-        if anchor is not None:
-            held = torch.addcmul(held, anchor[layer], 1 - ends.kept)
-        if memory.velocity is None or ends.velocity_written is None:
-            weights.append(torch.baddbmm(held, inputs.mT, errors * ends.written, alpha=-1))
-            continue
-        assert ends.carried is not None
-        assert ends.velocity_kept is not None
-        velocity = memory.velocity[layer]
-        both = inputs.mT @ torch.cat((errors * ends.written, errors * ends.velocity_written), dim=-1)
-        weight_step, velocity_step = both.chunk(2, dim=-1)
-        weights.append(torch.addcmul(held, velocity, ends.carried) - weight_step)
-        velocities.append(velocity * ends.velocity_kept - velocity_step)
-    return Memory(tuple(weights), tuple(velocities) if memory.velocity is not None else None)
-
-
-def read(queries: Tensor, rows: Coefficients, starts: list[list[Start]], spec: MemorySpec, affine: Affine) -> Tensor:
-    """What each token of each chunk recalls, all chunks at once."""
+def read(queries: Tensor, matrices: list[Matrix], found: Coefficients, spec: MemorySpec, affine: Affine) -> Tensor:
+    """What each token of each chunk recalls."""
+    rows = before(found) if spec.read == "before" else found
+    shares = Shares(
+        rows.kept.flatten(0, 1)[..., None],
+        rows.written.flatten(0, 1),
+        None if rows.carried is None else rows.carried.flatten(0, 1)[..., None],
+    )
     x = queries.flatten(0, 1)
-    kept, written = rows.kept.flatten(0, 1)[..., None], rows.written.flatten(0, 1)
-    carried = None if rows.carried is None else rows.carried.flatten(0, 1)[..., None]
-    layers = [Start(*map(stacked, zip(*layer, strict=True))) for layer in zip(*starts, strict=True)]
-    for number, layer in enumerate(layers):
-        x = ACTIVATIONS[spec.activation](x) if number > 0 else x
-        z = torch.bmm(x * kept, layer.weights)
-        if layer.base is not None:
-            z = torch.baddbmm(z, x, layer.base)
-        if layer.anchor is not None:
-            z = torch.baddbmm(z, x * (1 - kept), layer.anchor)
-        if layer.velocity is not None and carried is not None:
-            z = torch.baddbmm(z, x * carried, layer.velocity)
-        x = torch.baddbmm(z, written * (x @ layer.inputs.mT), layer.errors, alpha=-1)
-    said = x.unflatten(0, queries.shape[:2])
-    return head(queries, said, spec, affine)
-
-
-def stacked(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if present else None
+    for number, matrix in enumerate(matrices):
+        x = apply(activate(x, spec.activation) if number else x, matrix, shares)
+    return head(queries, x.unflatten(0, queries.shape[:2]), spec, affine)
 
 
 def one_token(

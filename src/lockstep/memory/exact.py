@@ -10,13 +10,17 @@ and everything else is the dual form. A bias of inner products has E = -V at onc
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from lockstep.memory.chunked import Start, Tokens, advance, last_rows, read
+from lockstep.memory.chain import Layer
+from lockstep.memory.chunked import Tokens, ends, read, read_matrix
 from lockstep.memory.coefficients import Coefficients, before, coefficients
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.structures import Affine, Writes
+from lockstep.memory.structures import Affine
+from lockstep.memory.trace import Ends
 from lockstep.memory.types import Memory, Weights
 
 
@@ -25,34 +29,50 @@ def exact(
 ) -> tuple[Tensor, Memory]:
     """As `chunked`, with tiles in the place of chunks; no result depends on the tile."""
     found = coefficients(tokens.gates)
-    rows = before(found)
+    rows, last = before(found), ends(found)
     targets = tokens.values - tokens.keys if spec.residual else tokens.values
-    starts = []
-    for tile, ends in enumerate(last_rows(found)):
-        keys = tokens.keys[tile]
+    target = None if anchor is None else anchor[0]
+    starts, errors = [], []
+    for i, keys in enumerate(tokens.keys.unbind()):
+        starts.append(memory)
         if spec.bias == "dot":
-            errors = -tokens.values[tile]
+            errors.append(-tokens.values[i])
         else:
-            errors = solved(keys, targets[tile], Coefficients(*(take(row, tile) for row in rows)), memory, anchor)
-        velocity = None if memory.velocity is None else memory.velocity[0]
-        start = Start(None, memory.weights[0], None if anchor is None else anchor[0], velocity, keys, errors)
-        starts.append([start])
-        memory = advance(memory, Writes((keys,), (errors,)), ends, anchor)
-    return read(tokens.queries, rows if spec.read == "before" else found, starts, spec, affine), memory
+            errors.append(solved(keys, targets[i], Coefficients(*picked(rows, i)), memory, target))
+        memory = advanced(keys, errors[-1], Ends(*picked(last, i)), memory, target)
+    held = torch.stack([start.weights[0] for start in starts])
+    velocity = torch.stack([start.velocity[0] for start in starts if start.velocity]) if spec.has_momentum else None
+    layer = Layer(held, velocity, tokens.keys, torch.stack(errors))
+    return read(tokens.queries, [read_matrix(layer, spec, target, None)], found, spec, affine), memory
 
 
-def take(row: Tensor | None, tile: int) -> Tensor | None:
-    return None if row is None else row[tile]
-
-
-def solved(keys: Tensor, targets: Tensor, rows: Coefficients, memory: Memory, anchor: Weights | None) -> Tensor:
+def solved(keys: Tensor, targets: Tensor, rows: Coefficients, memory: Memory, anchor: Tensor | None) -> Tensor:
     """The errors [rows, time, out] of one tile."""
     kept = rows.kept[..., None]
     known = torch.baddbmm(-targets, keys * kept, memory.weights[0])
     if anchor is not None:
-        known = torch.baddbmm(known, keys * (1 - kept), anchor[0])
+        known = torch.baddbmm(known, keys * (1 - kept), anchor)
     if memory.velocity is not None and rows.carried is not None:
         known = torch.baddbmm(known, keys * rows.carried[..., None], memory.velocity[0])
     # Row t of the shifted coefficients ends before t, so that the product is strictly lower triangular by itself.
     mutual = rows.written * (keys @ keys.mT)
-    return torch.linalg.solve_triangular(mutual, known, upper=False, unitriangular=True)
+    errors: Tensor = torch.linalg.solve_triangular(mutual, known, upper=False, unitriangular=True)
+    return errors
+
+
+def advanced(keys: Tensor, errors: Tensor, last: Ends, memory: Memory, anchor: Tensor | None) -> Memory:
+    """The memory after a tile."""
+    held = memory.weights[0] * last.kept
+    if anchor is not None:
+        held = torch.addcmul(held, anchor, 1 - last.kept)
+    held = torch.baddbmm(held, keys.mT, errors * last.written, alpha=-1)
+    if memory.velocity is None or last.carried is None or last.velocity_kept is None:
+        return Memory((held,))
+    velocity = memory.velocity[0]
+    faster = torch.baddbmm(velocity * last.velocity_kept, keys.mT, errors * last.velocity_written, alpha=-1)
+    return Memory((torch.addcmul(held, velocity, last.carried),), (faster,))
+
+
+def picked(parts: tuple[Tensor | None, ...], i: int) -> list[Any]:
+    """Tile i of each part."""
+    return [None if part is None else part[i] for part in parts]

@@ -1,9 +1,9 @@
 """Retentions: how what is held becomes weights.
 
 l2 holds the weights themselves. lq (Moneta) holds A with W = A / ‖A‖_q^(q-2), one norm per matrix. kl (Memora) holds
-log W up to a shift of each row, with W = softmax over a row. The last two are not linear, so they are applied at
-the chunk's start, and inside the chunk W moves with what is held along a fixed linear map: lq's scale is frozen, and
-softmax is replaced by its derivative at the uniform distribution, (x - mean of x) / width, which keeps the sum of a row.
+log W up to a shift of each row, with W = c softmax over a row. The last two are not linear, so they are applied at the
+chunk's start, and inside the chunk W moves with what is held along a fixed linear map: lq's scale is frozen, and softmax
+is replaced by its derivative at the uniform distribution, (x - mean of x) / width, which keeps the sum of a row.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Retained:
 
     def __init__(self, held: Tensor, spec: MemorySpec) -> None:
         """held [..., in, out]."""
-        self.kind = spec.retention
+        self.kind, self.simplex = spec.retention, spec.simplex
         self.held = held
         self.scale: Tensor | None = None
         if self.kind == "lq":
             self.scale = 1 / (lq_norm(held, spec.q) ** (spec.q - 2) + TINY)
-        self.weights = held.softmax(dim=-1) if self.kind == "kl" else self.follow(held)
+        self.weights = self.simplex * held.softmax(dim=-1) if self.kind == "kl" else self.follow(held)
 
     def follow(self, change: Tensor) -> Tensor:
         """How the weights change with what is held; acts on the last dimension alone, so on errors as on matrices."""
         if self.scale is not None:
             return change * self.scale
         if self.kind == "kl":
-            return (change - change.mean(dim=-1, keepdim=True)) / change.shape[-1]
+            return (change - change.mean(dim=-1, keepdim=True)) * (self.simplex / change.shape[-1])
         return change
 
     @property
@@ -49,7 +49,8 @@ class Retained:
 
 
 def lq_norm(held: Tensor, q: float) -> Tensor:
-    """One number per matrix, [..., 1, 1]; its largest entry is taken out, so that powers neither overflow nor vanish."""
+    """One number per matrix, [..., 1, 1]; the largest entry is taken out, so that powers do not overflow."""
     largest = held.detach().abs().amax(dim=(-2, -1), keepdim=True).clamp_min(TINY)
     total = ((held / largest).abs() ** q).sum(dim=(-2, -1), keepdim=True)
-    return largest * (total + TINY**q) ** (1 / q)
+    norm: Tensor = largest * (total + TINY**q) ** (1 / q)
+    return norm

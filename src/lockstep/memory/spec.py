@@ -43,6 +43,8 @@ class MemorySpec(Spec):
     """What old weights are held by: plain decay, an lq norm, or a KL divergence on the simplex."""
     q: Annotated[float, Field(gt=1)] = 4.0
     """The exponent of `lq`."""
+    simplex: PositiveFloat = 1.0
+    """What a row of the weights sums to under `kl`."""
     decay_to: Literal["zero", "initial"] = "zero"
     """Where forgetting leads."""
 

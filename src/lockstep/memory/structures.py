@@ -6,38 +6,19 @@ the optional norm and residual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.memory.activations import activate, slope
 from lockstep.memory.biases import clipped, output_gradient
-from lockstep.memory.spec import Activation, MemorySpec
+from lockstep.memory.spec import MemorySpec
 from lockstep.memory.types import Weights
 
 EPSILON = 1e-5
 """Of the norm: it bounds how much a dying memory's gradient is amplified."""
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": lambda z: F.gelu(z, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-}
-
-
-def silu_slope(gradient: Tensor, z: Tensor) -> Tensor:
-    """By hand, because torch's own has no derivative."""
-    s = z.sigmoid()
-    return gradient * (s + z * s * (1 - s))
-
-
-_SLOPES: dict[Activation, Callable[[Tensor, Tensor], Tensor]] = {
-    "gelu": lambda gradient, z: torch.ops.aten.gelu_backward(gradient, z, approximate="tanh"),
-    "silu": silu_slope,
-    "relu": lambda gradient, z: torch.ops.aten.threshold_backward(gradient, z, 0),
-}
 
 
 class Affine(NamedTuple):
@@ -62,7 +43,7 @@ def network(x: Tensor, weights: Weights, spec: MemorySpec) -> Tensor:
     """The matrices alone, before the head."""
     *hidden, last = weights
     for matrix in hidden:
-        x = ACTIVATIONS[spec.activation](x @ matrix)
+        x = activate(x @ matrix, spec.activation)
     return x @ last
 
 
@@ -85,11 +66,11 @@ def writes(
     inputs, before = [keys], []
     for matrix in weights[:-1]:
         before.append(inputs[-1] @ matrix)
-        inputs.append(ACTIVATIONS[spec.activation](before[-1]))
+        inputs.append(activate(before[-1], spec.activation))
     z = inputs[-1] @ weights[-1]
     errors = [last_error(keys, z, values, threshold, spec, affine)]
     for matrix, hidden in zip(reversed(weights[1:]), reversed(before), strict=True):
-        errors.append(_SLOPES[spec.activation](errors[-1] @ matrix.mT, hidden))
+        errors.append((errors[-1] @ matrix.mT) * slope(hidden, spec.activation))
     return Writes(tuple(inputs), tuple(reversed(errors)))
 
 

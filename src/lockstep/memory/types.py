@@ -42,7 +42,7 @@ class Outer(NamedTuple):
     shift: Tensor | None = None
     """[heads, value_dim], of the norm."""
     initial: Weights | None = None
-    """[heads or batch × heads, in, out] each: where forgetting leads under `decay_to` initial; the given memory by default."""
+    """[heads, in, out] or [batch, heads, in, out] each: where forgetting leads under `decay_to` initial."""
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
