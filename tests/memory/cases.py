@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -73,10 +74,19 @@ class Case(NamedTuple):
 
     def between(self, start: int, stop: int) -> Case:
         """Some of its tokens."""
-        tokens = (x[:, :, start:stop] for x in (self.queries, self.keys, self.values))
-        queries, keys, values = tokens
-        cut = Gates(*(None if gate is None else gate[:, :, start:stop] for gate in self.gates))
-        return self._replace(queries=queries, keys=keys, values=values, gates=cut)
+
+        def cut(x: Tensor) -> Tensor:
+            return x[:, :, start:stop]
+
+        queries, keys, values = map(cut, (self.queries, self.keys, self.values))
+        return self._replace(queries=queries, keys=keys, values=values, gates=each_gate(cut, self.gates))
+
+
+def each_gate(function: Callable[..., Tensor], *gates: Gates) -> Gates:
+    """Apply `function` to the corresponding gates that are there."""
+    first = gates[0]
+    present = [name for name, gate in first._asdict().items() if gate is not None]
+    return first._replace(**{name: function(*(getattr(one, name) for one in gates)) for name in present})
 
 
 def numbered(name: str, matrices: tuple[Tensor, ...] | None) -> Named:
@@ -157,7 +167,7 @@ def draw_case(
     widths = [width, *[width + 2] * (spec.layers - 1), said]
 
     def matrices(*leading: int, scale: float) -> tuple[Tensor, ...]:
-        return tuple(normal(*leading, *pair, scale=scale) for pair in zip(widths, widths[1:], strict=False))
+        return tuple(normal(*leading, *pair, scale=scale) for pair in pairwise(widths))
 
     fastest = min(0.1, 0.5 / spec.chunk)
     gates = Gates(

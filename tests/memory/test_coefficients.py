@@ -36,8 +36,8 @@ def naive_products(gates: Tensor) -> Tensor:
 
 
 def unrolled(gates: Gates) -> tuple[Tensor, Tensor]:
-    """Memory and velocity after each token, [..., time, 2 + time]: what is left of the memory at the start, of the velocity
-    at the start, and of each gradient.
+    """Memory and velocity after each token, [..., time, 2 + time]: what is left of the memory at the start, of the
+    velocity at the start, and of each gradient.
     """
     keep, rate, momentum, _ = gates
     time = keep.shape[-1]
@@ -118,7 +118,9 @@ def test_derivatives_of_the_coefficients(zeros: bool) -> None:
         return tuple(part for part in coefficients(Gates(*gates)) if part is not None)
 
     keep, rate, momentum, _ = three_gates(5, zeros)
-    assert torch.autograd.gradcheck(all_of, tuple(gate.requires_grad_() for gate in (keep, rate, momentum) if gate is not None))
+    assert torch.autograd.gradcheck(
+        all_of, tuple(gate.requires_grad_() for gate in (keep, rate, momentum) if gate is not None)
+    )
 
 
 def halved(time: int, dtype: torch.dtype) -> Coefficients:

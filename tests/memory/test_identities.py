@@ -4,6 +4,7 @@ coincide, or must not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.memory import Gates, Memory, MemorySpec
+from lockstep.memory import Form, Gates, Memory, MemorySpec
+from lockstep.memory.spec import Activation
 from tests.memory.cases import Case, Named, assert_close, draw_case, outcome, point
 
-FORMS = ["sequential", "chunked"]
+FORMS: list[Form] = ["sequential", "chunked"]
 TOLERANCE = 1e-12
 
 
@@ -35,7 +37,7 @@ def reads_of(case: Case) -> Named:
 @pytest.mark.parametrize("form", ["norm", "coordinate", "switch"])
 @pytest.mark.parametrize("structure", ["linear", "mlp"])
 def test_huber_below_its_threshold_is_l2(structure: str, form: str, chunk: int) -> None:
-    spec = MemorySpec(structure=structure, bias="huber", huber_form=form, chunk=chunk)
+    spec = point("Titans", structure=structure, bias="huber", huber_form=form, chunk=chunk)
     case = held_still(draw_case(spec, length=9), threshold=1e6)
     plain = case.with_spec(bias="l2")._replace(gates=case.gates._replace(threshold=None))
     assert_close(outcome(*case.run()), outcome(*plain.run()), TOLERANCE)
@@ -86,7 +88,7 @@ def test_tiles_leave_no_trace(name: str, tile: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("forgets", [False, True], ids=["delta rule", "gated delta rule"])
-def test_delta_rules(forgets: bool, form: str) -> None:
+def test_delta_rules(forgets: bool, form: Form) -> None:
     """Titans' flavour of the gated one: the error is measured on the memory before it is decayed."""
     case = draw_case(point("delta rule", chunk=1), length=12)
     case = case if forgets else held_still(case, keep=1.0)
@@ -100,7 +102,7 @@ def test_delta_rules(forgets: bool, form: str) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize("form", FORMS)
-def test_causal_linear_attention(form: str, chunk: int) -> None:
+def test_causal_linear_attention(form: Form, chunk: int) -> None:
     """The chunk is nothing to it: its gradient does not depend on the memory."""
     case = held_still(draw_case(point("linear attention", chunk=chunk), length=12), keep=1.0, rate=1.0)
     empty = case._replace(memory=Memory(tuple(torch.zeros_like(matrix) for matrix in case.memory.weights)))
@@ -111,7 +113,7 @@ def test_causal_linear_attention(form: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize("form", FORMS)
-def test_retentive_network(form: str, chunk: int) -> None:
+def test_retentive_network(form: Form, chunk: int) -> None:
     """Linear attention that forgets."""
     case = draw_case(point("linear attention", chunk=chunk), length=12)
     M, expected = case.memory.weights[0], []
@@ -129,8 +131,8 @@ def test_test_time_training(chunk: int) -> None:
     assert gain is not None
     assert shift is not None
 
-    def f(x: Tensor, W: Tensor) -> Tensor:
-        return x + F.layer_norm(x @ W, x.shape[-1:], eps=1e-5) * gain[:, None] + shift[:, None]
+    def f(x: Tensor, weights: Tensor) -> Tensor:
+        return x + F.layer_norm(x @ weights, x.shape[-1:], eps=1e-5) * gain[:, None] + shift[:, None]
 
     W, expected, start = case.memory.weights[0], [], torch.empty(())
     for t, (q, k, v, _, rate) in enumerate(each_token(case)):
@@ -148,8 +150,8 @@ def test_titans() -> None:
     assert case.memory.velocity is not None
     assert case.gates.momentum is not None
 
-    def network(x: Tensor, M: tuple[Tensor, ...]) -> Tensor:
-        return F.gelu(x @ M[0], approximate="tanh") @ M[1]
+    def network(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+        return F.gelu(x @ weights[0], approximate="tanh") @ weights[1]
 
     M, S, expected = case.memory.weights, case.memory.velocity, []
     for t, (q, k, v, keep, theta) in enumerate(each_token(case)):
@@ -169,8 +171,15 @@ def each_token(case: Case) -> zip[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
     return zip(*rows, *gates, strict=True)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
-def test_a_chunk_descends_its_summed_loss(activation: str) -> None:
+BETWEEN: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+}
+
+
+@pytest.mark.parametrize("activation", BETWEEN)
+def test_a_chunk_descends_its_summed_loss(activation: Activation) -> None:
     """One chunk without decay is one step down the sum of its tokens' losses, each as large as its rate."""
     spec = MemorySpec(rule="gradient-descent", residual=True, norm=True, activation=activation, chunk=16)
     case = held_still(draw_case(spec, length=16), keep=1.0)
@@ -178,8 +187,7 @@ def test_a_chunk_descends_its_summed_loss(activation: str) -> None:
     gain, shift = case.outer.gain, case.outer.shift
     assert gain is not None
     assert shift is not None
-    between = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "relu": F.relu}[activation]
-    said = F.layer_norm(between(case.keys @ first) @ second, (3,)) * gain[:, None] + shift[:, None]
+    said = F.layer_norm(BETWEEN[activation](case.keys @ first) @ second, (3,)) * gain[:, None] + shift[:, None]
     losses = (case.keys + said - case.values).square().sum(dim=-1) / 2
     steps = torch.autograd.grad((case.gates.rate * losses).sum(), (first, second))
     after = Memory((first.detach() - steps[0], second.detach() - steps[1]))

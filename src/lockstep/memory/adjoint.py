@@ -1,60 +1,47 @@
-"""The derivative of a chain of chunks, from the last to the first. A bar over a letter of `trace` is `_bar` here.
+"""The derivative of a run of chunks, from the last to the first. A bar over a letter of `trace` is `_bar` here.
 
-The head (norm, residual, bias, clip) and the retention act on little, and are differentiated automatically.
+The head (norm, residual, bias, clip) and the retention act on little, and are differentiated automatically, except for
+the usual head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lockstep.memory.activations import slope_and_curve
+from lockstep.memory.activations import activate, slope, slope_and_curve
+from lockstep.memory.reading import Matrix, Part, Shares, through_applied
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.structures import Affine, last_error
-from lockstep.memory.trace import Ends, Given, Part, Trace, effective
+from lockstep.memory.structures import Affine, last_error, normalised, through_norm
+from lockstep.memory.trace import Ends, Given, Trace, effective, follow, read_matrix, shares_of
 from lockstep.memory.types import Memory, Weights
 
 
-class Received(NamedTuple):
-    """Adjoints of what the chain gave, per matrix; None where nothing came back."""
-
-    held: Sequence[Part]
-    velocity: Sequence[Part]
-    inputs: Sequence[Part]
-    errors: Sequence[Part]
-    weights: Sequence[Part]
-    last_velocity: Sequence[Part]
-
-
-def adjoint(given: Given, trace: Trace, received: Received, spec: MemorySpec) -> Given:
-    """Adjoints in the shape of what was given."""
+def adjoint(given: Given, trace: Trace, said_bar: Part, last_bar: Sequence[Part], spec: MemorySpec) -> Given:
+    """Adjoints in the shape of what was given, from those of the last reads and of the last memory."""
     bars = cleared(given)
-    held_bar = [zeros_unless(bar, stack[0]) for bar, stack in zip(received.weights, trace.held, strict=True)]
-    velocity_bar = [
-        zeros_unless(bar, stack[0]) for bar, stack in zip(received.last_velocity, trace.velocity, strict=False)
-    ]
-    point_bar: list[Tensor] = []
+    count = spec.layers
+    held_bar = [zeros_unless(bar, stack[0]) for bar, stack in zip(last_bar, trace.held, strict=False)]
+    velocity_bar = [zeros_unless(bar, stack[0]) for bar, stack in zip(last_bar[count:], trace.velocity, strict=True)]
+    point_bar: list[Tensor] | None = None
     for i in reversed(range(given.keys.shape[0])):
-        errors_bar, inputs_bar = through_advance(i, given, trace, held_bar, velocity_bar, bars)
-        for layer in range(spec.layers):
-            errors_bar[layer] = plus(errors_bar[layer], received.errors[layer], i)
-            inputs_bar[layer] = plus(inputs_bar[layer], received.inputs[layer], i)
-            held_bar[layer] = plus(held_bar[layer], received.held[layer], i)
-            if velocity_bar:
-                velocity_bar[layer] = plus(velocity_bar[layer], received.velocity[layer], i)
         elsewhere = i == 0 and given.point is not None
         point = given.point if elsewhere and given.point is not None else tuple(stack[i] for stack in trace.held)
-        weights_bar = through_writes(i, effective(point, spec), given, trace, errors_bar, inputs_bar, bars, spec)
+        found = through_reads(i, point, said_bar, given, trace, bars, spec)
+        through_advance(i, given, trace, held_bar, velocity_bar, found, bars)
+        weights_bar = through_writes(i, effective(point, spec), given, trace, found, bars, spec)
         at_point = through_retention(point, weights_bar, spec)
+        at_point = [plus(one, more.point) for one, more in zip(at_point, found, strict=True)]
         if elsewhere:
             point_bar = at_point
         else:
             held_bar = [one.add_(other) for one, other in zip(held_bar, at_point, strict=True)]
     memory = Memory(tuple(held_bar), tuple(velocity_bar) if velocity_bar else None)
-    return bars._replace(memory=memory, point=tuple(point_bar) if point_bar else None)
+    return bars._replace(memory=memory, point=None if point_bar is None else tuple(point_bar))
 
 
 def cleared(given: Given) -> Given:
@@ -64,96 +51,137 @@ def cleared(given: Given) -> Given:
         return None if part is None else torch.zeros_like(part)
 
     anchor = None if given.anchor is None else tuple(torch.zeros_like(matrix) for matrix in given.anchor)
-    return given._replace(
-        keys=torch.zeros_like(given.keys),
-        values=torch.zeros_like(given.values),
-        threshold=zeros(given.threshold),
-        affine=Affine(*map(zeros, given.affine)),
-        ends=Ends(*map(zeros, given.ends)),  # type: ignore[arg-type] # kept and written are always there
-        anchor=anchor,
+    rows = (torch.zeros_like(part) for part in (given.queries, given.keys, given.values))
+    shares = Shares(
+        torch.zeros_like(given.shares.kept), torch.zeros_like(given.shares.written), zeros(given.shares.carried)
     )
+    ends = Ends(torch.zeros_like(given.ends.kept), torch.zeros_like(given.ends.written), *map(zeros, given.ends[2:]))
+    affine = Affine(*map(zeros, given.affine))
+    return Given(*rows, zeros(given.threshold), affine, shares, ends, given.memory, anchor, None)
+
+
+@dataclass
+class LayerBars:
+    """Adjoints of what one matrix has in one chunk, added up on the way back."""
+
+    held: Tensor
+    velocity: Part
+    inputs: Tensor
+    errors: Tensor
+    point: Part
+    """By way of the retention's map, where that is not the identity."""
+
+
+def through_reads(
+    i: int, point: Weights, said_bar: Part, given: Given, trace: Trace, bars: Given, spec: MemorySpec
+) -> list[LayerBars]:
+    """Back over `read`."""
+    shares = shares_of(given, i)
+    bar = torch.zeros_like(trace.reads[-1][i]) if said_bar is None else said_bar[i]
+    found: list[LayerBars] = []
+    for layer in range(len(point) - 1, -1, -1):
+        x = activate(trace.reads[layer - 1][i], spec.activation) if layer else given.queries[i]
+        matrix = read_matrix(i, layer, point[layer], given, trace, spec)
+        x_bar, matrix_bar, shares_bar = through_applied(bar, x, trace.scores[layer][i], matrix, shares)
+        bars.shares.kept[i].add_(shares_bar.kept)
+        bars.shares.written[i].add_(shares_bar.written)
+        if bars.shares.carried is not None and shares_bar.carried is not None:
+            bars.shares.carried[i].add_(shares_bar.carried)
+        found.append(through_follow(i, layer, point[layer], matrix_bar, given, trace, bars, spec))
+        bar = x_bar.mul_(slope(trace.reads[layer - 1][i], spec.activation)) if layer else x_bar
+    bars.queries[i] = bar
+    return found[::-1]
+
+
+def through_follow(
+    i: int, layer: int, point: Tensor, bar: Matrix, given: Given, trace: Trace, bars: Given, spec: MemorySpec
+) -> LayerBars:
+    """Back over `read_matrix`."""
+    anchor = None if given.anchor is None else given.anchor[layer]
+    held, errors = trace.held[layer][i], trace.errors[layer][i]
+    if spec.retention == "l2":
+        point_bar, held_bar, errors_bar, anchor_bar = None, bar.weights, bar.errors, bar.anchor
+    else:
+        wanted = (bar.weights, bar.errors, bar.anchor, bar.base)
+        point_bar, held_bar, errors_bar, anchor_bar = differentiated(
+            lambda *parts: follow(*parts, spec), (point, held, errors, anchor), wanted
+        )
+    if anchor_bar is not None and bars.anchor is not None:
+        bars.anchor[layer].add_(anchor_bar)
+    assert held_bar is not None
+    assert errors_bar is not None
+    return LayerBars(held_bar, bar.velocity, bar.inputs, errors_bar, point_bar)
 
 
 def through_advance(
-    i: int, given: Given, trace: Trace, held_bar: list[Tensor], velocity_bar: list[Tensor], bars: Given
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Back over `advanced`: the adjoints of errors and inputs; those of the memory are replaced by the ones before it."""
-    kept, written, carried, velocity_kept, velocity_written = (None if end is None else end[i] for end in given.ends)
-    assert kept is not None
-    errors_bar, inputs_bar = [], []
-    for layer, after in enumerate(held_bar):
+    i: int,
+    given: Given,
+    trace: Trace,
+    held_bar: list[Tensor],
+    velocity_bar: list[Tensor],
+    found: list[LayerBars],
+    bars: Given,
+) -> None:
+    """Back over `advanced`; the adjoints of the memory become those before the chunk."""
+    kept, written = given.ends.kept[i], given.ends.written[i]
+    for layer, (after, own) in enumerate(zip(held_bar, found, strict=True)):
         inputs, errors, held = trace.inputs[layer][i], trace.errors[layer][i], trace.held[layer][i]
         back = torch.bmm(inputs, after)
         bars.ends.written[i].sub_(along(errors, back))
-        errors_bar.append((back * written).neg_())
-        inputs_bar.append(torch.bmm(errors * written, after.mT).neg_())
-        target = 0.0 if given.anchor is None else given.anchor[layer]
-        bars.ends.kept[i].add_(total(after, held - target))
+        own.errors.addcmul_(back, written, value=-1)
+        own.inputs.baddbmm_(errors * written, after.mT, alpha=-1)
+        bars.ends.kept[i].add_(total(after, held if given.anchor is None else held - given.anchor[layer]))
         if bars.anchor is not None:
             bars.anchor[layer].addcmul_(after, 1 - kept)
-        held_bar[layer] = after * kept
-        if not velocity_bar:
-            continue
-        assert bars.ends.carried is not None
-        assert bars.ends.velocity_kept is not None
-        assert bars.ends.velocity_written is not None
-        assert carried is not None
-        velocity, faster = trace.velocity[layer][i], velocity_bar[layer]
-        back = torch.bmm(inputs, faster)
-        bars.ends.velocity_written[i].sub_(along(errors, back))
-        bars.ends.carried[i].add_(total(after, velocity))
-        bars.ends.velocity_kept[i].add_(total(faster, velocity))
-        errors_bar[-1].addcmul_(back, velocity_written, value=-1)
-        inputs_bar[-1].baddbmm_(errors * velocity_written, faster.mT, alpha=-1)
-        velocity_bar[layer] = (faster * velocity_kept).addcmul_(after, carried)
-    return errors_bar, inputs_bar
+        held_bar[layer] = own.held.addcmul_(after, kept)
+        if velocity_bar:
+            velocity_bar[layer] = through_velocity(i, layer, given, trace, after, velocity_bar[layer], own, bars)
+
+
+def through_velocity(
+    i: int, layer: int, given: Given, trace: Trace, after: Tensor, faster: Tensor, own: LayerBars, bars: Given
+) -> Tensor:
+    """The velocity's part of `through_advance`; `after` and `faster` are the adjoints of memory and velocity after it."""
+    _, _, carried, kept, written = given.ends
+    _, _, carried_bar, kept_bar, written_bar = bars.ends
+    assert carried is not None
+    assert kept is not None
+    assert written is not None
+    assert carried_bar is not None
+    assert kept_bar is not None
+    assert written_bar is not None
+    assert own.velocity is not None
+    inputs, errors, velocity = trace.inputs[layer][i], trace.errors[layer][i], trace.velocity[layer][i]
+    back = torch.bmm(inputs, faster)
+    written_bar[i].sub_(along(errors, back))
+    own.errors.addcmul_(back, written[i], value=-1)
+    own.inputs.baddbmm_(errors * written[i], faster.mT, alpha=-1)
+    carried_bar[i].add_(total(after, velocity))
+    kept_bar[i].add_(total(faster, velocity))
+    return own.velocity.addcmul_(after, carried[i]).addcmul_(faster, kept[i])
 
 
 def through_writes(
-    i: int,
-    weights: Weights,
-    given: Given,
-    trace: Trace,
-    errors_bar: list[Tensor],
-    inputs_bar: list[Tensor],
-    bars: Given,
-    spec: MemorySpec,
+    i: int, weights: Weights, given: Given, trace: Trace, found: list[LayerBars], bars: Given, spec: MemorySpec
 ) -> list[Tensor]:
     """Back over `write`: the adjoints of the weights that the gradients were taken at."""
-    weights_bar: list[Tensor] = [torch.empty(0)] * len(weights)
+    weights_bar: list[Tensor] = []
     derivatives = [slope_and_curve(stack[i], spec.activation) for stack in trace.outputs[:-1]]
     slopes_bar = []
-    for layer in range(len(weights) - 1):
-        slopes_bar.append(errors_bar[layer] * trace.returned[layer + 1][i])
-        returned_bar = errors_bar[layer].mul_(derivatives[layer][0])
-        errors_bar[layer + 1].baddbmm_(returned_bar, weights[layer + 1])
-        weights_bar[layer + 1] = torch.bmm(returned_bar.mT, trace.errors[layer + 1][i])
-    outputs_bar = through_head(i, errors_bar[-1], given, trace, bars, spec)
-    for layer in range(len(weights) - 1, -1, -1):
-        inputs = trace.inputs[layer][i]
-        if layer:
-            weights_bar[layer].baddbmm_(inputs.mT, outputs_bar)
-        else:
-            weights_bar[0] = torch.bmm(inputs.mT, outputs_bar)
-        inputs_bar[layer].baddbmm_(outputs_bar, weights[layer].mT)
-        if layer:
-            first, second = derivatives[layer - 1]
-            outputs_bar = inputs_bar[layer].mul_(first).addcmul_(slopes_bar[layer - 1], second)
-    bars.keys[i].add_(inputs_bar[0])
-    return weights_bar
-
-
-def through_head(i: int, error_bar: Tensor, given: Given, trace: Trace, bars: Given, spec: MemorySpec) -> Tensor:
-    """Back over the last error: the adjoint of the last matrix's output."""
-    parts = (given.keys[i], trace.outputs[-1][i], given.values[i], pick(given.threshold, i), *given.affine)
-    found = differentiated(
-        lambda k, z, v, d, gain, shift: last_error(k, z, v, d, spec, Affine(gain, shift)), parts, error_bar
-    )
-    rooms = (bars.keys[i], None, bars.values[i], pick(bars.threshold, i), *bars.affine)
-    for bar, room in zip(found, rooms, strict=True):
-        if bar is not None and room is not None:
-            room.add_(bar)
-    return torch.zeros_like(error_bar) if found[1] is None else found[1]
+    for layer in range(1, len(weights)):
+        before_bar = found[layer - 1].errors
+        slopes_bar.append(before_bar * trace.returned[layer][i])
+        returned_bar = before_bar.mul_(derivatives[layer - 1][0])
+        found[layer].errors.baddbmm_(returned_bar, weights[layer])
+        weights_bar.append(torch.bmm(returned_bar.mT, trace.errors[layer][i]))
+    outputs_bar = through_head(i, found[-1].errors, given, trace, bars, spec)
+    for layer in range(len(weights) - 1, 0, -1):
+        weights_bar[layer - 1].baddbmm_(trace.inputs[layer][i].mT, outputs_bar)
+        inputs_bar = found[layer].inputs.baddbmm_(outputs_bar, weights[layer].mT)
+        slopes, curves = derivatives[layer - 1]
+        outputs_bar = inputs_bar.mul_(slopes).addcmul_(slopes_bar[layer - 1], curves)
+    bars.keys[i].add_(found[0].inputs.baddbmm_(outputs_bar, weights[0].mT))
+    return [torch.bmm(given.keys[i].mT, outputs_bar), *weights_bar]
 
 
 def through_retention(point: Weights, weights_bar: list[Tensor], spec: MemorySpec) -> list[Tensor]:
@@ -161,24 +189,86 @@ def through_retention(point: Weights, weights_bar: list[Tensor], spec: MemorySpe
     if spec.retention == "l2":
         return weights_bar
     found = [
-        differentiated(lambda held: effective((held,), spec)[0], (matrix,), bar)[0]
+        differentiated(lambda held: effective((held,), spec), (matrix,), (bar,))[0]
         for matrix, bar in zip(point, weights_bar, strict=True)
     ]
     return [bar for bar in found if bar is not None]
 
 
-def differentiated(function: Callable[..., Tensor], parts: Sequence[Part], bar: Tensor) -> list[Part]:
+def through_head(i: int, error_bar: Tensor, given: Given, trace: Trace, bars: Given, spec: MemorySpec) -> Tensor:
+    """Back over the last error: the adjoint of the last matrix's output."""
+    parts = HeadParts(given.keys[i], trace.outputs[-1][i], given.values[i], pick(given.threshold, i), *given.affine)
+    if spec.norm and spec.bias == "l2" and spec.clip is None:
+        found = squared_error_after_norm(parts, trace.errors[-1][i], error_bar, spec)
+    else:
+        found = HeadParts(
+            *differentiated(
+                lambda k, z, v, d, *affine: (last_error(k, z, v, d, spec, Affine(*affine)),), parts, (error_bar,)
+            )
+        )
+    rooms = (bars.keys[i], None, bars.values[i], pick(bars.threshold, i), *bars.affine)
+    for bar, room in zip(found, rooms, strict=True):
+        if bar is not None and room is not None:
+            room.add_(bar)
+    return torch.zeros_like(error_bar) if found.outputs is None else found.outputs
+
+
+class HeadParts(NamedTuple):
+    """What the last error is made of, or the adjoints of that."""
+
+    keys: Part
+    outputs: Part
+    values: Part
+    threshold: Part
+    gain: Part
+    shift: Part
+
+
+def squared_error_after_norm(parts: HeadParts, error: Tensor, bar: Tensor, spec: MemorySpec) -> HeadParts:
+    """By hand for the usual memory, which spends more on its head than on its products otherwise.
+
+    With n the normalised output, s one over its standard deviation and J = s (1 - mean - n mean(n ·)), which is symmetric,
+    the error is J g, where g = gain * r and r = gain * n + shift + key - value.
+    """
+    assert parts.outputs is not None
+    assert parts.values is not None
+    normal = normalised(parts.outputs)
+    gain = 1.0 if parts.gain is None else parts.gain
+    residual = Affine(parts.gain, parts.shift).apply(normal.values) - parts.values
+    residual = residual if parts.keys is None or not spec.residual else residual.add_(parts.keys)
+    pulled = residual * gain
+    pulled_bar = through_norm(bar, normal)
+    residual_bar = pulled_bar * gain
+    along_normal = (bar * normal.values).mean(dim=-1, keepdim=True)
+    from_normal = (pulled * normal.values).mean(dim=-1, keepdim=True)
+    normal_bar = residual_bar * gain - normal.scale * (bar * from_normal + pulled * along_normal)
+    # J's factor s moves with the outputs too: ds/dz = -s² n / width.
+    stretched = (bar * error).mean(dim=-1, keepdim=True) * normal.scale
+    outputs_bar = through_norm(normal_bar, normal).addcmul_(normal.values, stretched, value=-1)
+    gain_bar = None
+    if parts.gain is not None:
+        gain_bar = (pulled_bar * residual + residual_bar * normal.values).sum(dim=-2, keepdim=True)
+    shift_bar = None if parts.shift is None else residual_bar.sum(dim=-2, keepdim=True)
+    keys_bar = residual_bar if spec.residual else None
+    return HeadParts(keys_bar, outputs_bar, -residual_bar, None, gain_bar, shift_bar)
+
+
+def differentiated(function: Callable[..., Sequence[Part]], parts: Sequence[Part], bars: Sequence[Part]) -> list[Part]:
     """The adjoints of a function's arguments, None for those that are absent or have no part in it."""
     with torch.enable_grad():
         leaves = [None if part is None else part.detach().requires_grad_() for part in parts]
-        value = function(*leaves)
+        values = function(*leaves)
+    moving = [
+        (value, bar) for value, bar in zip(values, bars, strict=True) if value is not None and value.requires_grad
+    ]
     present = [leaf for leaf in leaves if leaf is not None]
-    found = iter(torch.autograd.grad(value, present, bar, allow_unused=True))
+    outputs, weights = [value for value, _ in moving], [bar for _, bar in moving]
+    found = iter(torch.autograd.grad(outputs, present, weights, allow_unused=True))
     return [None if leaf is None else next(found) for leaf in leaves]
 
 
-def plus(bar: Tensor, received: Part, i: int) -> Tensor:
-    return bar if received is None else bar.add_(received[i])
+def plus(bar: Tensor, more: Part) -> Tensor:
+    return bar if more is None else bar + more
 
 
 def zeros_unless(bar: Part, like: Tensor) -> Tensor:

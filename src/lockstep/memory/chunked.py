@@ -1,8 +1,7 @@
 """The dual form: whole chunks by matrix products, no weights per token.
 
 Inside a chunk every gradient is an outer product of a row that the network was fed and a row that came back, and how
-much of each is in the memory after each token is known in closed form (`coefficients`). Only the writes must wait for the
-chunk before (`chain`); the reads of all chunks are done together afterwards (`reading`).
+much of each is in the memory after each token is known in closed form (`coefficients`).
 
 Tensors here are [chunks, rows, time, dim], rows being batch × heads; weights [rows, in, out].
 """
@@ -14,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.memory.activations import activate
-from lockstep.memory.chain import Layer, chain
+from lockstep.memory.chain import chain
 from lockstep.memory.coefficients import Coefficients, before, coefficients
-from lockstep.memory.reading import Matrix, Shares, apply
+from lockstep.memory.reading import Shares
 from lockstep.memory.retentions import Retained
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine, head, recall, writes
@@ -44,14 +42,26 @@ def chunked(
     if tokens.keys.shape[0] == 1 and tokens.keys.shape[2] == 1:
         return one_token(tokens, memory, point, spec, affine, anchor)
     found = coefficients(tokens.gates)
-    threshold = tokens.gates.threshold
-    given = Given(tokens.keys, tokens.values, threshold, affine, ends(found), memory, anchor, point)
-    layers, memory = chain(given, spec)
-    matrices = [
-        read_matrix(layer, spec, None if anchor is None else anchor[n], None if point is None else point[n])
-        for n, layer in enumerate(layers)
-    ]
-    return read(tokens.queries, matrices, found, spec, affine), memory
+    given = Given(
+        tokens.queries,
+        tokens.keys,
+        tokens.values,
+        tokens.gates.threshold,
+        affine,
+        shares(found, spec),
+        ends(found),
+        memory,
+        anchor,
+        point,
+    )
+    said, memory = chain(given, spec)
+    return head(tokens.queries, said, spec, affine), memory
+
+
+def shares(found: Coefficients, spec: MemorySpec) -> Shares:
+    """What each token finds when it reads, [chunks, rows, time, …]."""
+    rows = before(found) if spec.read == "before" else found
+    return Shares(rows.kept[..., None], rows.written, None if rows.carried is None else rows.carried[..., None])
 
 
 def ends(found: Coefficients) -> Ends:
@@ -69,34 +79,6 @@ def ends(found: Coefficients) -> Ends:
         scalar(found.velocity_kept),
         velocity_written,
     )
-
-
-def read_matrix(layer: Layer, spec: MemorySpec, anchor: Tensor | None, point: Tensor | None) -> Matrix:
-    """One matrix in the form in which it is read, [chunks × rows, …]."""
-    held = layer.held
-    if anchor is not None:
-        anchor = anchor.expand_as(held)
-    errors, base, weights = layer.errors, None, held
-    if spec.retention != "l2":
-        start = Retained(held if point is None else torch.cat((point[None], held[1:])), spec)
-        weights, errors, base = start.follow(held), start.follow(errors), start.base
-        anchor = None if anchor is None else start.follow(anchor)
-    parts = (weights, layer.inputs, errors, layer.velocity, anchor, base)
-    return Matrix(*(None if part is None else part.flatten(0, 1) for part in parts))  # type: ignore[arg-type] # the first three are always there
-
-
-def read(queries: Tensor, matrices: list[Matrix], found: Coefficients, spec: MemorySpec, affine: Affine) -> Tensor:
-    """What each token of each chunk recalls."""
-    rows = before(found) if spec.read == "before" else found
-    shares = Shares(
-        rows.kept.flatten(0, 1)[..., None],
-        rows.written.flatten(0, 1),
-        None if rows.carried is None else rows.carried.flatten(0, 1)[..., None],
-    )
-    x = queries.flatten(0, 1)
-    for number, matrix in enumerate(matrices):
-        x = apply(activate(x, spec.activation) if number else x, matrix, shares)
-    return head(queries, x.unflatten(0, queries.shape[:2]), spec, affine)
 
 
 def one_token(

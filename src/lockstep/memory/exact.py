@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.memory.chain import Layer
-from lockstep.memory.chunked import Tokens, ends, read, read_matrix
+from lockstep.memory.chunked import Tokens, ends, shares
 from lockstep.memory.coefficients import Coefficients, before, coefficients
+from lockstep.memory.reading import Matrix, Shares, apply
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.structures import Affine
+from lockstep.memory.structures import Affine, head
 from lockstep.memory.trace import Ends
 from lockstep.memory.types import Memory, Weights
 
@@ -42,8 +42,16 @@ def exact(
         memory = advanced(keys, errors[-1], Ends(*picked(last, i)), memory, target)
     held = torch.stack([start.weights[0] for start in starts])
     velocity = torch.stack([start.velocity[0] for start in starts if start.velocity]) if spec.has_momentum else None
-    layer = Layer(held, velocity, tokens.keys, torch.stack(errors))
-    return read(tokens.queries, [read_matrix(layer, spec, target, None)], found, spec, affine), memory
+    matrix = Matrix(
+        held, tokens.keys, torch.stack(errors), velocity, None if target is None else target.expand_as(held)
+    )
+    said = apply(*flattened((tokens.queries,)), Matrix(*flattened(matrix)), Shares(*flattened(shares(found, spec))))
+    return head(tokens.queries, said.unflatten(0, tokens.queries.shape[:2]), spec, affine), memory
+
+
+def flattened(parts: tuple[Tensor | None, ...]) -> list[Any]:
+    """Tiles and rows as one batch: nothing that is read waits for another tile."""
+    return [None if part is None else part.flatten(0, 1) for part in parts]
 
 
 def solved(keys: Tensor, targets: Tensor, rows: Coefficients, memory: Memory, anchor: Tensor | None) -> Tensor:

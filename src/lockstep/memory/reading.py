@@ -1,8 +1,6 @@
-"""The reads of all chunks at once: one matrix of the memory, as it stands after each token, applied to that token's row.
+"""Reading inside a chunk: a matrix of the memory, as it stands after each token, applied to that token's row.
 
-    z_t = b_t (x_t W) + x_t base + (1 - b_t)(x_t anchor) + f_t (x_t S) - Σ_s C[t,s] (x_t·k_s) e_s
-
-One differentiable operation, because its parts share what the derivative needs.
+z_t = b_t (x_t W) + x_t base + (1 - b_t)(x_t anchor) + f_t (x_t S) - Σ_s C[t,s] (x_t·k_s) e_s
 """
 
 from __future__ import annotations
@@ -16,73 +14,83 @@ Part = Tensor | None
 
 
 class Matrix(NamedTuple):
-    """What a chunk's reads need of one matrix; a batch of chunks and rows comes first in every tensor."""
+    """What a chunk's reads need of one matrix, or the adjoints of that; rows come first in every tensor."""
 
-    weights: Tensor  # W [.., in, out], what is held at the chunk's start, as weights
-    inputs: Tensor  # k [.., time, in], what the keys fed to it
-    errors: Tensor  # e [.., time, out], the gradients at its outputs, as weights follow them
-    velocity: Part = None  # S [.., in, out]
-    anchor: Part = None  # [.., in, out], where forgetting leads, as weights
-    base: Part = None  # [.., in, out], what does not follow what is held
+    weights: Tensor  # W [rows, in, out], what is held at the chunk's start, as weights
+    inputs: Tensor  # k [rows, time, in], what the keys fed to it
+    errors: Tensor  # e [rows, time, out], the gradients at its outputs, as weights follow them
+    velocity: Part = None  # S [rows, in, out]
+    anchor: Part = None  # [rows, in, out], where forgetting leads, as weights
+    base: Part = None  # [rows, in, out], what does not follow what is held
 
 
 class Shares(NamedTuple):
-    """How much of each part a token finds: columns [.., time, 1], and [.., time, time] of the writes."""
+    """How much of each part a token finds, or the adjoints of that."""
 
-    kept: Tensor  # b
-    written: Tensor  # C
-    carried: Part = None  # f
+    kept: Tensor  # b [rows, time, 1]
+    written: Tensor  # C [rows, time, time]
+    carried: Part = None  # f [rows, time, 1]
+
+
+def applied(x: Tensor, matrix: Matrix, shares: Shares) -> tuple[Tensor, Tensor]:
+    """Rows x [rows, time, in] through the memory as it stands at each, and their products with the keys' rows."""
+    z = torch.bmm(x, matrix.weights).mul_(shares.kept)
+    if matrix.velocity is not None and shares.carried is not None:
+        z.addcmul_(torch.bmm(x, matrix.velocity), shares.carried)
+    if matrix.anchor is not None:
+        z.addcmul_(torch.bmm(x, matrix.anchor), 1 - shares.kept)
+    if matrix.base is not None:
+        z.baddbmm_(x, matrix.base)
+    scores = torch.bmm(x, matrix.inputs.mT)
+    return z.baddbmm_(scores * shares.written, matrix.errors, alpha=-1), scores
+
+
+def through_applied(
+    bar: Tensor, x: Tensor, scores: Tensor, matrix: Matrix, shares: Shares
+) -> tuple[Tensor, Matrix, Shares]:
+    """The adjoints of x, of the matrix and of the shares, given that of the result."""
+    products_bar = torch.bmm(bar, matrix.errors.mT).neg_()
+    errors_bar = torch.bmm((scores * shares.written).mT, bar).neg_()
+    written_bar = products_bar * scores
+    scores_bar = products_bar.mul_(shares.written)
+    inputs_bar = torch.bmm(scores_bar.mT, x)
+    x_bar = torch.bmm(scores_bar, matrix.inputs)
+
+    def share(part: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The adjoints of a part and of its share; that of x is added up."""
+        back = torch.bmm(bar, part.mT)
+        x_bar.addcmul_(back, weight)
+        return torch.bmm(x.mT, bar * weight), (x * back).sum(dim=-1, keepdim=True)
+
+    weights_bar, kept_bar = share(matrix.weights, shares.kept)
+    velocity_bar = carried_bar = anchor_bar = base_bar = None
+    if matrix.velocity is not None and shares.carried is not None:
+        velocity_bar, carried_bar = share(matrix.velocity, shares.carried)
+    if matrix.anchor is not None:
+        anchor_bar, left_bar = share(matrix.anchor, 1 - shares.kept)
+        kept_bar.sub_(left_bar)
+    if matrix.base is not None:
+        base_bar = torch.bmm(x.mT, bar)
+        x_bar.baddbmm_(bar, matrix.base.mT)
+    bars = Matrix(weights_bar, inputs_bar, errors_bar, velocity_bar, anchor_bar, base_bar)
+    return x_bar, bars, Shares(kept_bar, written_bar, carried_bar)
 
 
 def apply(x: Tensor, matrix: Matrix, shares: Shares) -> Tensor:
-    """Rows x [.., time, in] through the memory as it stands at each of them."""
+    """`applied` as one differentiable operation."""
     z: Tensor = _Apply.apply(x, *matrix, *shares)  # type: ignore[no-untyped-call] # torch leaves apply untyped
     return z
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *parts: Part) -> Tensor:
-        matrix, shares = Matrix(*parts[:6]), Shares(*parts[6:])  # type: ignore[arg-type] # the first of each are always there
-        z = torch.bmm(x, matrix.weights).mul_(shares.kept)
-        if matrix.velocity is not None:
-            z.addcmul_(torch.bmm(x, matrix.velocity), shares.carried)
-        if matrix.anchor is not None:
-            z.addcmul_(torch.bmm(x, matrix.anchor), 1 - shares.kept)
-        if matrix.base is not None:
-            z.baddbmm_(x, matrix.base)
-        scores = torch.bmm(x, matrix.inputs.mT)
-        z.baddbmm_(scores * shares.written, matrix.errors, alpha=-1)
+    def forward(ctx: Any, x: Tensor, *parts: Any) -> Tensor:
+        z, scores = applied(x, Matrix(*parts[:6]), Shares(*parts[6:]))
         ctx.save_for_backward(x, scores, *parts)
         return z
 
     @staticmethod
-    def backward(ctx: Any, bar: Tensor) -> tuple[Part, ...]:  # type: ignore[override] # one output
+    def backward(ctx: Any, bar: Tensor) -> tuple[Part, ...]:
         x, scores, *parts = ctx.saved_tensors
-        matrix, shares = Matrix(*parts[:6]), Shares(*parts[6:])
-        found = dict.fromkeys((*Matrix._fields, *Shares._fields))
-
-        def share(part: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            """The adjoints of a matrix and of its share; that of x is added up."""
-            back = torch.bmm(bar, part.mT)
-            x_bar.addcmul_(back, weight)
-            return torch.bmm(x.mT, bar * weight), (x * back).sum(dim=-1, keepdim=True)
-
-        x_bar = torch.zeros_like(x)
-        found["weights"], kept_bar = share(matrix.weights, shares.kept)
-        if matrix.velocity is not None:
-            found["velocity"], found["carried"] = share(matrix.velocity, shares.carried)
-        if matrix.anchor is not None:
-            found["anchor"], left_bar = share(matrix.anchor, 1 - shares.kept)
-            kept_bar -= left_bar
-        if matrix.base is not None:
-            found["base"] = torch.bmm(x.mT, bar)
-            x_bar.baddbmm_(bar, matrix.base.mT)
-        products_bar = torch.bmm(bar, matrix.errors.mT).neg_()
-        found["errors"] = torch.bmm((scores * shares.written).mT, bar).neg_()
-        found["written"] = products_bar * scores
-        scores_bar = products_bar.mul_(shares.written)
-        found["inputs"] = torch.bmm(scores_bar.mT, x)
-        x_bar.baddbmm_(scores_bar, matrix.inputs)
-        found["kept"] = kept_bar
-        return (x_bar, *found.values())
+        x_bar, matrix_bar, shares_bar = through_applied(bar, x, scores, Matrix(*parts[:6]), Shares(*parts[6:]))
+        return (x_bar, *matrix_bar, *shares_bar)

@@ -93,9 +93,9 @@ class Normalised(NamedTuple):
 
 
 def normalised(z: Tensor) -> Normalised:
-    variance, mean = torch.var_mean(z, dim=-1, correction=0, keepdim=True)
-    scale = (variance + EPSILON).rsqrt()
-    return Normalised((z - mean) * scale, scale)
+    centred = z - z.mean(dim=-1, keepdim=True)
+    scale = (centred.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
+    return Normalised(centred * scale, scale)
 
 
 def through_norm(gradient: Tensor, normal: Normalised) -> Tensor:

@@ -1,4 +1,4 @@
-"""What must go chunk by chunk: the gradients at a chunk's start, and the memory that they lead to.
+"""Chunks one after the other: what is written, where that leads the memory, and what is read on the way.
 
 With x, z, e a matrix's inputs, outputs and errors (the loss's gradients at its outputs), u the errors before the
 activation's slope, and b, f, c, h, g the coefficients at the chunk's last token:
@@ -9,19 +9,18 @@ activation's slope, and b, f, c, h, g the coefficients at the chunk's last token
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lockstep.memory.activations import activate, slope
+from lockstep.memory.reading import Matrix, Part, Shares, applied
 from lockstep.memory.retentions import Retained
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine, last_error
 from lockstep.memory.types import Memory, Weights
-
-Part = Tensor | None
 
 
 class Ends(NamedTuple):
@@ -35,12 +34,14 @@ class Ends(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a chain is run on; tensors [chunks, rows, time, dim], weights [rows, in, out]."""
+    """What chunks are run on, or the adjoints of that; tensors [chunks, rows, time, …], weights [rows, in, out]."""
 
+    queries: Tensor
     keys: Tensor
     values: Tensor
     threshold: Part  # [chunks, rows, time]
     affine: Affine
+    shares: Shares
     ends: Ends
     memory: Memory
     anchor: Weights | None  # where forgetting leads; None is zero
@@ -51,16 +52,18 @@ class Given(NamedTuple):
 class Trace:
     """What the chunks leave behind, one stack [chunks, rows, …] per matrix."""
 
-    held: list[Tensor] = field(default_factory=list)  # at each chunk's start
-    velocity: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)  # z
-    inputs: list[Tensor] = field(default_factory=list)  # x; the first are the keys
-    errors: list[Tensor] = field(default_factory=list)  # e
-    returned: list[Tensor] = field(default_factory=list)  # u, at the inputs; the first are the keys, for want of any
+    held: list[Tensor]  # at each chunk's start
+    velocity: list[Tensor]
+    outputs: list[Tensor]  # z
+    inputs: list[Tensor]  # x; the first are the keys
+    errors: list[Tensor]  # e
+    returned: list[Tensor]  # u, at the inputs; the first are the keys, for want of any
+    reads: list[Tensor]  # outputs for the queries
+    scores: list[Tensor]  # products of the queries' rows with the keys'
 
 
 def run(given: Given, spec: MemorySpec) -> tuple[Trace, Memory]:
-    """All chunks, one after the other."""
+    """All chunks: what they leave behind, the last reads among it, and the memory after the last."""
     trace = allocated(given)
     memory = given.memory
     for i in range(given.keys.shape[0]):
@@ -70,24 +73,27 @@ def run(given: Given, spec: MemorySpec) -> tuple[Trace, Memory]:
             trace.velocity[layer][i] = matrix
         point = given.point if i == 0 and given.point is not None else memory.weights
         write(i, effective(point, spec), given, trace, spec)
+        read(i, point, given, trace, spec)
         memory = advanced(i, memory, given, trace)
     return trace, memory
 
 
 def allocated(given: Given) -> Trace:
     keys, weights = given.keys, given.memory.weights
-    (chunks, rows, time), widths = keys.shape[:3], [matrix.shape[1:] for matrix in weights]
+    (chunks, rows, time), shapes = keys.shape[:3], [matrix.shape[1:] for matrix in weights]
 
     def room(*shape: int) -> Tensor:
         return keys.new_empty(chunks, rows, *shape)
 
     return Trace(
-        held=[room(*width) for width in widths],
-        velocity=[room(*width) for width in widths] if given.memory.velocity is not None else [],
-        outputs=[room(time, out) for _, out in widths],
-        inputs=[keys, *(room(time, wide) for wide, _ in widths[1:])],
-        errors=[room(time, out) for _, out in widths],
-        returned=[keys, *(room(time, wide) for wide, _ in widths[1:])],
+        held=[room(*shape) for shape in shapes],
+        velocity=[room(*shape) for shape in shapes] if given.memory.velocity is not None else [],
+        outputs=[room(time, out) for _, out in shapes],
+        inputs=[keys, *(room(time, wide) for wide, _ in shapes[1:])],
+        errors=[room(time, out) for _, out in shapes],
+        returned=[keys, *(room(time, wide) for wide, _ in shapes[1:])],
+        reads=[room(time, out) for _, out in shapes],
+        scores=[room(time, time) for _ in shapes],
     )
 
 
@@ -112,22 +118,62 @@ def write(i: int, weights: Weights, given: Given, trace: Trace, spec: MemorySpec
         torch.mul(trace.returned[layer][i], before, out=trace.errors[layer - 1][i])
 
 
+def read(i: int, point: Weights, given: Given, trace: Trace, spec: MemorySpec) -> None:
+    """What the queries of chunk i find, each after or before its own token's write."""
+    shares = shares_of(given, i)
+    x = given.queries[i]
+    for layer in range(len(point)):
+        x = activate(trace.reads[layer - 1][i], spec.activation) if layer else x
+        matrix = read_matrix(i, layer, point[layer], given, trace, spec)
+        trace.reads[layer][i], trace.scores[layer][i] = applied(x, matrix, shares)
+
+
+def shares_of(given: Given, i: int) -> Shares:
+    kept, written, carried = given.shares
+    return Shares(kept[i], written[i], None if carried is None else carried[i])
+
+
+def read_matrix(i: int, layer: int, point: Tensor, given: Given, trace: Trace, spec: MemorySpec) -> Matrix:
+    """One matrix of chunk i in the form in which it is read."""
+    held, errors = trace.held[layer][i], trace.errors[layer][i]
+    velocity = trace.velocity[layer][i] if trace.velocity else None
+    anchor = None if given.anchor is None else given.anchor[layer]
+    followed = follow(point, held, errors, anchor, spec)
+    return Matrix(followed.weights, trace.inputs[layer][i], followed.errors, velocity, followed.anchor, followed.base)
+
+
+class Followed(NamedTuple):
+    """What is held, written and forgotten towards, as weights."""
+
+    weights: Tensor
+    errors: Tensor
+    anchor: Part
+    base: Part
+
+
+def follow(point: Tensor, held: Tensor, errors: Tensor, anchor: Part, spec: MemorySpec) -> Followed:
+    if spec.retention == "l2":
+        return Followed(held, errors, anchor, None)
+    start = Retained(point, spec)
+    toward = None if anchor is None else start.follow(anchor)
+    return Followed(start.follow(held), start.follow(errors), toward, start.base)
+
+
 def advanced(i: int, memory: Memory, given: Given, trace: Trace) -> Memory:
     """The memory after chunk i."""
-    kept, written, carried, velocity_kept, velocity_written = (None if end is None else end[i] for end in given.ends)
-    assert kept is not None
-    assert written is not None
+    kept, written, carried, velocity_kept, velocity_written = given.ends
     weights, velocities = [], []
     for layer, held in enumerate(memory.weights):
         inputs, errors = trace.inputs[layer][i].mT, trace.errors[layer][i]
-        moved = held * kept
+        moved = held * kept[i]
         if given.anchor is not None:
-            moved.addcmul_(given.anchor[layer], 1 - kept)
+            moved.addcmul_(given.anchor[layer], 1 - kept[i])
         if memory.velocity is not None:
             assert carried is not None
             assert velocity_kept is not None
+            assert velocity_written is not None
             velocity = memory.velocity[layer]
-            moved.addcmul_(velocity, carried)
-            velocities.append((velocity * velocity_kept).baddbmm_(inputs, errors * velocity_written, alpha=-1))
-        weights.append(moved.baddbmm_(inputs, errors * written, alpha=-1))
+            moved.addcmul_(velocity, carried[i])
+            velocities.append((velocity * velocity_kept[i]).baddbmm_(inputs, errors * velocity_written[i], alpha=-1))
+        weights.append(moved.baddbmm_(inputs, errors * written[i], alpha=-1))
     return Memory(tuple(weights), tuple(velocities) if memory.velocity is not None else None)

@@ -19,6 +19,8 @@ SHORTEST, LONGEST = 64, 4096
 MOMENTUM = 0.5
 """What remains of the velocity per token at the beginning of training."""
 
+UNIT_EPSILON = 1e-6
+
 
 class NeuralState(NamedTuple):
     """What a neural memory carries."""
@@ -61,14 +63,10 @@ class NeuralMemory(nn.Module):
         tail = state.tail
         if self.conv is not None:
             qkv, tail = self.conv(qkv, tail)
-        queries, keys, values = (self.per_head(part) for part in F.silu(qkv).chunk(3, dim=-1))
-        queries, keys = F.normalize(queries, dim=-1), F.normalize(keys, dim=-1)
+        queries, keys, values = F.silu(qkv).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
+        queries, keys, values = (x.transpose(1, 2) for x in (unit(queries), unit(keys), values))
         reads, memory = stream(queries, keys, values, self.gate_values(x), state.memory, self.spec, self.outer)
         return reads.transpose(1, 2).flatten(2), NeuralState(tail.to(state.tail.dtype), memory)
-
-    def per_head(self, x: Tensor) -> Tensor:
-        """[batch, time, dim] to [batch, heads, time, head_dim]."""
-        return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
 
     def gate_values(self, x: Tensor) -> Gates:
         """Every gate is bounded for any input: keep and momentum by 1, the rate by twice the stable one."""
@@ -106,3 +104,8 @@ class NeuralMemory(nn.Module):
             "threshold": torch.full((self.heads,), math.log(math.e - 1)),
         }
         self.gates.bias.copy_(torch.cat([first[name] for name in self.gate_names]))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of norm one; an empty row stays empty."""
+    return x * (x.square().sum(dim=-1, keepdim=True) + UNIT_EPSILON).rsqrt()
