@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from lockstep.memory.rows import Rows
 from lockstep.memory.sequential import sequential
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.streaming import begin, stream
-from lockstep.memory.types import Gates, Memory, Outer, arithmetic
+from lockstep.memory.types import Gates, Memory, Outer, arithmetic, exactly
 
 Form = Literal["sequential", "chunked"]
 
@@ -37,14 +36,14 @@ def memorize(
     if spec.decay_to == "initial" and outer.initial is None:
         outer = outer._replace(initial=memory.weights)
     if form == "chunked":
-        reads, state = stream(queries, keys, values, gates, begin(memory), spec, outer)
+        reads, state = stream(queries, keys, values, gates, begin(memory), spec, outer, standing=0)
         return reads, Memory(state.weights, state.velocity or None)
     if form != "sequential":
         raise ValueError(f"unknown form {form}; valid: sequential, chunked")
     rows = Rows(keys.shape[0], keys.shape[1], arithmetic(keys.dtype))
     tokens = rows.tokens(queries, keys, values, gates, slice(None), keys.shape[2])
     held = Memory(rows.weights(memory.weights), rows.weights(memory.velocity or ()) or None)
-    with torch.autocast(keys.device.type, enabled=False):
+    with exactly(keys.device):
         reads, held = sequential(tokens, held, spec, rows.affine(outer), rows.anchor(outer, spec))
     velocity = None if held.velocity is None else rows.apart(held.velocity)
     return rows.joined(reads).to(queries.dtype), Memory(rows.apart(held.weights), velocity)

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from lockstep.memory.chunked import chunked
 from lockstep.memory.exact import exact
+from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.types import Gates, Memory, Outer, Weights, arithmetic
+from lockstep.memory.structures import recall
+from lockstep.memory.types import Gates, Memory, Outer, Weights, arithmetic, exactly
 
 
 class MemoryState(NamedTuple):
@@ -41,17 +43,27 @@ def begin(memory: Memory, position: Tensor | None = None) -> MemoryState:
 
 
 def stream(
-    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, outer: Outer
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    gates: Gates,
+    state: MemoryState,
+    spec: MemorySpec,
+    outer: Outer,
+    standing: int | None = None,
 ) -> tuple[Tensor, MemoryState]:
-    """Reads [batch, heads, time, value_dim] and the state after the last token; any split gives the same."""
+    """Reads [batch, heads, time, value_dim] and the state after the last token; any split gives the same.
+
+    `standing` is where all samples stand, if the caller knows it: else they are asked, for which a device must wait.
+    """
     batch, heads, time = keys.shape[:3]
     rows = Rows(batch, heads, arithmetic(keys.dtype))
     affine, anchor = rows.affine(outer), rows.anchor(outer, spec)
     memory = Memory(rows.weights(state.weights), rows.weights(state.velocity) or None)
     point = rows.weights(state.point)
     position, reads, done = state.position, [], 0
-    with torch.autocast(keys.device.type, enabled=False):
-        for piece in pieces(position, time, spec):
+    with exactly(keys.device):
+        for piece in pieces(position if standing is None else standing, time, spec):
             tokens = rows.tokens(queries, keys, values, gates, slice(done, done + piece.size), piece.chunk)
             if spec.exact and piece.size > 1:
                 said, memory = exact(tokens, memory, spec, affine, anchor)
@@ -67,6 +79,15 @@ def stream(
     return torch.cat(reads, dim=2).to(queries.dtype), after
 
 
+def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
+    """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written."""
+    rows = Rows(queries.shape[0], queries.shape[1], arithmetic(queries.dtype))
+    with exactly(queries.device):
+        weights = tuple(Retained(matrix, spec).weights for matrix in rows.weights(held))
+        said = recall(rows.chunks(queries, queries.shape[2])[0], weights, spec, rows.affine(outer))
+    return rows.joined(said[None]).to(queries.dtype)
+
+
 class Piece(NamedTuple):
     """Tokens that are run at once: whole chunks, or a part of one."""
 
@@ -76,10 +97,10 @@ class Piece(NamedTuple):
     """Whether a chunk ends with it in every sample or in none; None where samples differ or must be asked."""
 
 
-def pieces(position: Tensor, time: int, spec: MemorySpec) -> Iterator[Piece]:
+def pieces(position: Tensor | int, time: int, spec: MemorySpec) -> Iterator[Piece]:
     """Cut the time so that no piece crosses a chunk's start in any sample, except in whole chunks common to all."""
-    if time == 1 and position.device.type != "cpu":
-        yield Piece(1, 1, None)  # asking where the samples stand would make the device wait
+    if isinstance(position, Tensor) and time == 1 and position.device.type != "cpu":
+        yield Piece(1, 1, None)
         return
     if spec.exact:
         whole = time - time % spec.tile
@@ -89,7 +110,7 @@ def pieces(position: Tensor, time: int, spec: MemorySpec) -> Iterator[Piece]:
             yield Piece(time - whole, time - whole, True)
         return
     chunk = spec.chunk
-    phases = {at % chunk for at in position.tolist()}
+    phases = {at % chunk for at in ([position] if isinstance(position, int) else position.tolist())}
     done = 0
     while done < time:
         to_end = {chunk - (phase + done) % chunk for phase in phases}

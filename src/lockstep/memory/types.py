@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,13 @@ class Outer(NamedTuple):
     """[heads, value_dim], of the norm."""
     initial: Weights | None = None
     """[heads, in, out] or [batch, heads, in, out] each: where forgetting leads under `decay_to` initial."""
+
+
+def exactly(device: torch.device) -> AbstractContextManager[object]:
+    """Where autocast would lower the products of a memory, it is turned off."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Softmax attention: causal or bidirectional, full or windowed, with grouped key-value heads."""
+"""Softmax attention: causal or bidirectional, full or windowed, with grouped key-value heads and persistent tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.models.cost import Cost, product_flops
+from lockstep.models.mixers.attending import attend
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.rotary import rotate
 
@@ -28,7 +29,7 @@ class KeyValueCache(NamedTuple):
 
 
 class Attention(Mixer):
-    """Multi-head attention on SDPA."""
+    """Multi-head attention."""
 
     def __init__(
         self,
@@ -39,39 +40,60 @@ class Attention(Mixer):
         causal: bool = True,
         window: int | None = None,
         rope_theta: float | None = None,
+        rotary_dim: int | None = None,
+        persistent: int = 0,
         bias: bool = False,
         dropout: float = 0.0,
+        flex: bool = False,
         max_length: int = 1024,
     ) -> None:
-        """`window` counts the token itself; `max_length` is the cache's capacity where none is asked for."""
+        """`window` counts the token itself; `max_length` is the cache's capacity where none is asked for.
+
+        `persistent` learned tokens are seen by every query, wherever it stands: their keys live in the part of a head
+        that `rotary_dim` leaves unturned.
+        """
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads or heads
         self.head_dim = dim // heads
         self.causal, self.window, self.rope_theta = causal, window, rope_theta
-        self.dropout, self.max_length = dropout, max_length
+        self.rotary_dim = self.head_dim if rotary_dim is None else rotary_dim
+        self.dropout, self.flex, self.max_length = dropout, flex, max_length
         self.qkv = nn.Linear(dim, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
+        self.persistent = nn.Parameter(torch.randn(persistent, dim)) if persistent else None
         self.output = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor, state: KeyValueCache | None = None) -> Tensor:
-        if state is not None:
-            return self.step(x, state)[0]
+        y: Tensor = self.output(self.mix(x) if state is None else self.mix_on(x, state)[0])
+        return y
+
+    def step(self, x: Tensor, state: KeyValueCache | None) -> tuple[Tensor, KeyValueCache]:
+        mixed, state = self.mix_on(x, self.initial_state(x.shape[0]) if state is None else state)
+        return self.output(mixed), state
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Attention over a whole sequence, before the output projection."""
         time = x.shape[1]
         positions = torch.arange(time, device=x.device)
         queries, keys, values = self.project(x, positions[None])
-        if self.window is None or self.window >= time:
-            return self.attend(queries, keys, values, is_causal=self.causal)
-        return self.attend(queries, keys, values, mask=self.visible(positions, positions))
+        if self.window is not None and self.window < time:
+            return self.merge(self.in_blocks(queries, keys, values, self.window))
+        if self.persistent is None:
+            return self.merge(self.attend(queries, keys, values, is_causal=self.causal))
+        mask = self.visible(positions, positions)[None]
+        keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
+        return self.merge(self.attend(queries, keys, values, mask[:, None]))
 
-    def step(self, x: Tensor, state: KeyValueCache | None) -> tuple[Tensor, KeyValueCache]:
+    def mix_on(self, x: Tensor, cache: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        """Attention over tokens that follow a cache, and the cache after them."""
         if not self.causal:
             raise ValueError("bidirectional attention cannot go token by token")
-        cache = self.initial_state(x.shape[0]) if state is None else state
         positions = cache.position[:, None] + torch.arange(x.shape[1], device=x.device)
         queries, keys, values = self.project(x, positions)
         remember = self._append if self.window is None else self._shift
         keys, values, key_positions, cache = remember(cache, keys, values, positions)
         mask = self.visible(positions, key_positions) & (key_positions >= 0)[:, None, :]
-        return self.attend(queries, keys, values, mask=mask[:, None]), cache
+        keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
+        return self.merge(self.attend(queries, keys, values, mask[:, None])), cache
 
     def _append(
         self, cache: KeyValueCache, keys: Tensor, values: Tensor, positions: Tensor
@@ -102,6 +124,26 @@ class Attention(Mixer):
         kept = KeyValueCache(keys[:, :, -window:].clone(), values[:, :, -window:].clone(), position)
         return keys, values, torch.cat((past, positions), dim=1), kept
 
+    def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+        """Windowed attention in blocks as long as the window: each sees itself and the one before, no more."""
+        batch, _, time, _ = queries.shape
+        padding = -time % window
+        blocks = (time + padding) // window
+        queries, keys, values = (
+            F.pad(x, (0, 0, 0, padding)).unflatten(2, (blocks, window)).transpose(1, 2) for x in (queries, keys, values)
+        )
+        keys, values = (
+            torch.cat((F.pad(x[:, :-1], (0,) * 6 + (1, 0)), x), dim=3).flatten(0, 1) for x in (keys, values)
+        )
+        inside = torch.arange(-window, window, device=queries.device)
+        mask = self.visible(inside[window:], inside)
+        first = torch.arange(blocks, device=queries.device)[:, None, None] > 0
+        mask = mask & (first | (inside >= 0))
+        keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
+        mask = mask.repeat(batch, 1, 1)[:, None]
+        mixed = self.attend(queries.flatten(0, 1), keys, values, mask).unflatten(0, (batch, blocks))
+        return mixed.transpose(1, 2).flatten(2, 3)[:, :, :time]
+
     def initial_state(self, batch: int, capacity: int | None = None) -> KeyValueCache:
         slots = self.window or capacity or self.max_length
         shape = (batch, self.kv_heads, slots, self.head_dim)
@@ -113,9 +155,32 @@ class Attention(Mixer):
         split = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         queries, keys, values = split.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.rope_theta is not None:
-            queries = rotate(queries, positions, self.rope_theta)
-            keys = rotate(keys, positions, self.rope_theta)
+            queries = rotate(queries, positions, self.rope_theta, self.rotary_dim)
+            keys = rotate(keys, positions, self.rope_theta, self.rotary_dim)
         return queries, keys, values
+
+    def prefix(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values [kv_heads, persistent, head_dim] of the persistent tokens."""
+        if self.persistent is None:
+            return None
+        width = self.heads * self.head_dim
+        bias = None if self.qkv.bias is None else self.qkv.bias[width:]
+        pair = F.linear(self.persistent, self.qkv.weight[width:], bias).unflatten(-1, (2, self.kv_heads, -1))
+        keys, values = pair.transpose(0, 2).unbind(1)
+        still = torch.arange(self.head_dim, device=keys.device) >= self.rotary_dim
+        return keys * still, values
+
+    def with_prefix(
+        self, keys: Tensor, values: Tensor, mask: Tensor, prefix: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and mask [batch, queries, keys] with the persistent tokens, which everybody sees, before them."""
+        if prefix is None:
+            return keys, values, mask
+        joined = [
+            torch.cat((own.to(x.dtype).expand(x.shape[0], -1, -1, -1), x), dim=2)
+            for own, x in zip(prefix, (keys, values), strict=True)
+        ]
+        return joined[0], joined[1], F.pad(mask, (prefix[0].shape[1], 0), value=True)
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which key positions a query position sees: [..., queries, keys] of bool."""
@@ -126,22 +191,25 @@ class Attention(Mixer):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        mixed = F.scaled_dot_product_attention(
-            queries,
-            keys.to(queries.dtype),
-            values.to(queries.dtype),
-            attn_mask=mask,
-            is_causal=is_causal,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.kv_heads != self.heads,
-        )
-        y: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return y
+        dropout = self.dropout if self.training else 0.0
+        return attend(queries, keys, values, mask, is_causal=is_causal, dropout=dropout, flex=self.flex)
+
+    def merge(self, mixed: Tensor) -> Tensor:
+        """[batch, heads, time, head_dim] to [batch, time, dim]."""
+        return mixed.transpose(1, 2).flatten(2)
 
     def cost(self, length: int) -> Cost:
+        return self.mixing_cost(length) + Cost(forward_flops=product_flops(*self.output.weight.shape))
+
+    def mixing_cost(self, length: int) -> Cost:
+        """All but the output projection; the persistent tokens' own is done once for a batch, and not counted."""
+        persistent = 0 if self.persistent is None else self.persistent.shape[0]
+        queries, keys = length, length
+        if self.window is not None and self.window < length:
+            queries, keys = -(-length // self.window) * self.window, 2 * self.window
         width = self.heads * self.head_dim
-        projections = product_flops(*self.qkv.weight.shape) + product_flops(*self.output.weight.shape)
-        scores = 2 * product_flops(width, length)
+        scores = 2 * product_flops(width, keys + persistent) * queries / length
+        projections = product_flops(*self.qkv.weight.shape)
         slots = self.window or length
         cache = 2 * self.kv_heads * slots * self.head_dim * self.like.element_size() + POSITION_BYTES
         return Cost(forward_flops=projections + scores, state_bytes=cache if self.causal else 0)

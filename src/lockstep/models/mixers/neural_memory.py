@@ -9,23 +9,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, stream
+from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
+from lockstep.memory.cost import memory_flops
 from lockstep.memory.initialisation import draw_weights, stable_rate
-from lockstep.memory.types import arithmetic
+from lockstep.memory.types import Weights, arithmetic
+from lockstep.models.cost import Cost, product_flops
+from lockstep.models.mixers.attention import POSITION_BYTES
 from lockstep.models.mixers.convolution import ShortConvolution
 
 SHORTEST, LONGEST = 64, 4096
 """Tokens after which heads have forgotten 1 - 1/e at the beginning of training, spread geometrically."""
 MOMENTUM = 0.5
 """What remains of the velocity per token at the beginning of training."""
-
 UNIT_EPSILON = 1e-6
+
+Tail = Tensor | tuple[()]
+"""What a convolution carries; nothing where there is none."""
 
 
 class NeuralState(NamedTuple):
     """What a neural memory carries."""
 
-    tail: Tensor  # [batch, conv - 1, 3 × dim], inputs of the convolution; no rows without one
+    tail: Tail  # [batch, conv - 1, 3 × dim]
     memory: MemoryState
 
 
@@ -39,16 +44,8 @@ class NeuralMemory(nn.Module):
         self.head_dim = dim // heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.conv = ShortConvolution(3 * dim, conv) if conv > 1 else None
-        self.gate_names = tuple(
-            name
-            for name, present in (
-                ("keep", decay),
-                ("rate", True),
-                ("momentum", spec.has_momentum),
-                ("threshold", spec.bias == "huber"),
-            )
-            if present
-        )
+        present = {"keep": decay, "rate": True, "momentum": spec.has_momentum, "threshold": spec.bias == "huber"}
+        self.gate_names = tuple(name for name, there in present.items() if there)
         self.gates = nn.Linear(dim, heads * len(self.gate_names))
         self.weights = nn.ParameterList(draw_weights(spec, heads, self.head_dim))
         first_gain = self.head_dim**-0.5
@@ -57,16 +54,31 @@ class NeuralMemory(nn.Module):
         momentum = MOMENTUM if spec.has_momentum else 0.0
         self.largest_rate = 2 * stable_rate(spec, self.head_dim, first_gain, momentum)
 
-    def step(self, x: Tensor, state: NeuralState) -> tuple[Tensor, NeuralState]:
-        """What each token reads, [batch, time, dim], and the state after the last of them."""
-        qkv = self.qkv(x)
-        tail = state.tail
-        if self.conv is not None:
-            qkv, tail = self.conv(qkv, tail)
+    def step(self, x: Tensor, state: NeuralState | None, standing: int | None = None) -> tuple[Tensor, NeuralState]:
+        """What each token reads, [batch, time, dim], and the state after the last of them.
+
+        None starts a sequence; `standing` is where all samples stand, if that is known.
+        """
+        if state is None:
+            state, standing = self.initial_state(x.shape[0]), 0
+        qkv, tail = self.convolved(self.qkv(x), state.tail)
         queries, keys, values = F.silu(qkv).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
-        queries, keys, values = (x.transpose(1, 2) for x in (unit(queries), unit(keys), values))
-        reads, memory = stream(queries, keys, values, self.gate_values(x), state.memory, self.spec, self.outer)
-        return reads.transpose(1, 2).flatten(2), NeuralState(tail.to(state.tail.dtype), memory)
+        queries, keys, values = (part.transpose(1, 2) for part in (unit(queries), unit(keys), values))
+        gates = self.gate_values(x)
+        reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, standing)
+        return reads.transpose(1, 2).flatten(2), NeuralState(tail, memory)
+
+    def recall(self, x: Tensor, held: Weights, tail: Tail) -> tuple[Tensor, Tail]:
+        """What a memory that stands still says to the queries of x, [batch, time, dim]; the tail is the queries' own."""
+        mixed, tail = self.convolved(F.linear(x, self.qkv.weight[: self.dim]), tail)
+        queries = unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim))).transpose(1, 2)
+        return recollect(queries, held, self.spec, self.outer).transpose(1, 2).flatten(2), tail
+
+    def convolved(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+        if self.conv is None:
+            return x, tail
+        y, after = self.conv(x, tail)
+        return y, after
 
     def gate_values(self, x: Tensor) -> Gates:
         """Every gate is bounded for any input: keep and momentum by 1, the rate by twice the stable one."""
@@ -83,12 +95,16 @@ class NeuralMemory(nn.Module):
         return Outer(self.gain, self.shift, tuple(self.weights))
 
     def initial_state(self, batch: int) -> NeuralState:
+        return NeuralState(self.initial_tail(batch, 3 * self.dim), begin(self.initial_memory(batch)))
+
+    def initial_memory(self, batch: int) -> Memory:
         exactly = arithmetic(self.qkv.weight.dtype)
         weights = tuple(matrix.to(exactly).expand(batch, *matrix.shape) for matrix in self.weights)
         velocity = tuple(torch.zeros_like(matrix) for matrix in weights) if self.spec.has_momentum else None
-        width = self.conv.width - 1 if self.conv is not None else 0
-        tail = self.qkv.weight.new_zeros(batch, width, 3 * self.dim)
-        return NeuralState(tail, begin(Memory(weights, velocity)))
+        return Memory(weights, velocity)
+
+    def initial_tail(self, batch: int, channels: int) -> Tail:
+        return () if self.conv is None else self.conv.initial_tail(batch, channels)
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -105,7 +121,42 @@ class NeuralMemory(nn.Module):
         }
         self.gates.bias.copy_(torch.cat([first[name] for name in self.gate_names]))
 
+    def cost(self, length: int) -> Cost:
+        shapes = [matrix.shape[1:] for matrix in self.weights]
+        memory = memory_flops(self.spec, shapes, length, self.decay)
+        share = self.heads / length
+        projections = product_flops(*self.qkv.weight.shape) + product_flops(*self.gates.weight.shape)
+        return Cost(
+            forward_flops=projections + share * memory.forward,
+            state_bytes=self.tail_bytes(3 * self.dim)
+            + self.held_bytes(3 if self.spec.has_momentum else 2)
+            + POSITION_BYTES,
+            extra_flops=share * memory.extra,
+        )
+
+    def recall_flops(self) -> float:
+        """Per token, of the matrices alone."""
+        return sum(2.0 * matrix.numel() for matrix in self.weights)
+
+    def tail_bytes(self, channels: int) -> int:
+        return 0 if self.conv is None else (self.conv.width - 1) * channels * self.qkv.weight.element_size()
+
+    def held_bytes(self, copies: int) -> int:
+        """Copies of the memory, as held between tokens."""
+        return copies * sum(matrix.numel() for matrix in self.weights) * arithmetic(self.qkv.weight.dtype).itemsize
+
 
 def unit(x: Tensor) -> Tensor:
     """Rows of norm one; an empty row stays empty."""
     return x * (x.square().sum(dim=-1, keepdim=True) + UNIT_EPSILON).rsqrt()
+
+
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Normalised in the norm's own precision, which autocast would lower."""
+    y: Tensor = norm(x.to(norm.weight.dtype))
+    return y
+
+
+def per_head(norm: nn.RMSNorm, x: Tensor, heads: int) -> Tensor:
+    """[batch, time, dim], each head normalised on its own."""
+    return normed(norm, x.unflatten(-1, (heads, -1))).flatten(-2)

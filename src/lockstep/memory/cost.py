@@ -1,0 +1,80 @@
+"""Matrix products that a memory takes, counted from its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lockstep.memory.spec import MemorySpec
+
+
+class Flops(NamedTuple):
+    """Of one row (a head of a sample) over a sequence."""
+
+    forward: float
+    extra: float
+    """What training takes beyond three times that."""
+
+
+def memory_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], length: int, decay: bool) -> Flops:
+    """From an empty start over `length` tokens; shapes are those of the matrices, and `decay` says if gates forget."""
+    whole, rest = divmod(length, spec.tile if spec.exact else spec.chunk)
+    sizes = [spec.tile if spec.exact else spec.chunk] * whole + [rest] * (rest > 0)
+    count = exact_flops if spec.exact else chunk_flops
+    parts = [count(spec, shapes, size, decay) for size in sizes]
+    forward, extra = sum(part.forward for part in parts), sum(part.extra for part in parts)
+    if spec.exact:
+        extra += edges(spec, shapes, sizes)
+    return Flops(forward, extra)
+
+
+def chunk_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int, decay: bool) -> Flops:
+    """One chunk of the dual form."""
+    entries = [rows * columns for rows, columns in shapes]
+    writes = sum(entries) + sum(entries[1:])
+    steps = sum(entries) * (1 + spec.has_momentum)
+    forward = 2.0 * size * (writes + steps) + read_flops(spec, shapes, size)
+    return with_coefficients(forward, spec, size, decay)
+
+
+def read_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int) -> float:
+    """What the queries of a chunk take."""
+    parts = 1 + spec.has_momentum + (spec.decay_to == "initial") + (spec.retention == "kl")
+    return sum(2.0 * size * (rows * columns * parts + size * (rows + columns)) for rows, columns in shapes)
+
+
+def with_coefficients(forward: float, spec: MemorySpec, size: int, decay: bool) -> Flops:
+    """The closed form's own products: one forward under momentum, and one per kind of gate on the way back."""
+    cubic = 2.0 * size**3
+    mixed = 2.0 * size**2 * (size + 1) if spec.has_momentum else 0.0
+    gradients = cubic * (decay + spec.has_momentum)
+    # Gates that are constant have no derivative: of the product's two, one is left.
+    return Flops(forward + mixed, gradients - (0.0 if decay else mixed))
+
+
+def exact_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int, decay: bool) -> Flops:
+    """One tile of the exact form."""
+    ((rows, columns),) = shapes
+    forward = read_flops(spec, shapes, size) + step_flops(spec, shapes, size)
+    extra = 0.0
+    if spec.bias == "l2":
+        parts = 1 + spec.has_momentum + (spec.decay_to == "initial")
+        forward += 2.0 * size * rows * columns * parts + 2.0 * size**2 * rows
+        extra += 2.0 * size**2 * columns  # the solve's derivative with respect to its matrix is a product
+    counted = with_coefficients(forward, spec, size, decay)
+    return Flops(counted.forward, counted.extra + extra)
+
+
+def step_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int) -> float:
+    """Moving the memory to the end of a tile."""
+    ((rows, columns),) = shapes
+    return 2.0 * size * rows * columns * (1 + spec.has_momentum)
+
+
+def edges(spec: MemorySpec, shapes: Sequence[Sequence[int]], sizes: Sequence[int]) -> float:
+    """Nothing flows back from the last memory, nor into the first velocity, which is zero."""
+    ((rows, columns),) = shapes
+    spared = 2 * step_flops(spec, shapes, sizes[-1])
+    if spec.has_momentum and spec.bias == "l2":
+        spared += 2.0 * sizes[0] * rows * columns
+    return -spared
