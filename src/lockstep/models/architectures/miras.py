@@ -48,7 +48,6 @@ class MirasSpec(ModelSpec):
     def memory_spec(self) -> MemorySpec:
         """Forgetting leads to the learned first weights, because an MLP that has decayed to zero cannot come back."""
         common: dict[str, Any] = {
-            "structure": "linear" if self.memory_depth == 1 else "mlp",
             "depth": self.memory_depth,
             "expansion": self.expansion,
             "residual": True,
@@ -121,8 +120,8 @@ class AnyMemorySpec(MirasSpec):
 
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         SMALL,
-        {**SMALL, "structure": "linear", "residual": False, "norm": False, "chunk": 1, "tile": 8},
-        {**SMALL, "structure": "linear", "residual": False, "norm": False, "chunk": 1, "tile": 8, "bias": "dot"},
+        {**SMALL, "structure": "linear", "residual": False, "memory_norm": False, "chunk": 1, "tile": 8},
+        {**SMALL, "structure": "linear", "residual": False, "memory_norm": False, "chunk": 1, "tile": 8, "bias": "dot"},
         {**SMALL, "bias": "huber", "huber_form": "coordinate", "clip": 0.5, "read": "before"},
         {**SMALL, "rule": "gradient-descent", "retention": "lq", "decay_to": "zero", "activation": "silu"},
         {**SMALL, "use_memory": False},
@@ -130,7 +129,7 @@ class AnyMemorySpec(MirasSpec):
 
     structure: Structure = "mlp"
     residual: bool = True
-    norm: bool = True
+    memory_norm: bool = True
     activation: Activation = "gelu"
     bias: Bias = "l2"
     p: Annotated[float, Field(ge=1)] = 3.0
@@ -151,5 +150,5 @@ class AnyMemorySpec(MirasSpec):
 
     @property
     def choices(self) -> dict[str, Any]:
-        own = set(AnyMemorySpec.model_fields) - set(MirasSpec.model_fields)
-        return self.model_dump(include=own)
+        own = set(AnyMemorySpec.model_fields) - set(MirasSpec.model_fields) - {"memory_norm"}
+        return self.model_dump(include=own) | {"norm": self.memory_norm}

@@ -58,9 +58,7 @@ class TitansSpec(ModelSpec):
     def memory_spec(self) -> MemorySpec:
         """Residual and normalised, so that errors stay bounded; forgetting leads to the learned first weights, because
         an MLP that has decayed to zero has no gradient to come back by."""
-        linear = self.memory_depth == 1
         return MemorySpec(
-            structure="linear" if linear else "mlp",
             depth=self.memory_depth,
             expansion=self.expansion,
             residual=True,
