@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lockstep.memory.adjoint import adjoint
 from lockstep.memory.reading import Part, Shares
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine
 from lockstep.memory.trace import Ends, Given, Trace, run
-from lockstep.memory.types import Memory, Weights
+from lockstep.memory.types import Memory, Weights, exactly
 
 
 def chain(given: Given, spec: MemorySpec) -> tuple[Tensor, Memory]:
@@ -67,6 +68,7 @@ class _Chain(torch.autograd.Function):
         return (trace.reads[-1], *memory.weights, *(memory.velocity or ()))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, said_bar: Part, *last_bar: Part) -> tuple[Any, ...]:
         layout: Layout = ctx.layout
         saved = iter(ctx.saved_tensors)
@@ -81,4 +83,6 @@ class _Chain(torch.autograd.Function):
         held = stacks()
         velocity = stacks() if layout.velocity else []
         trace = Trace(held, velocity, stacks(), later(), stacks(), later(), stacks(), stacks())
-        return (None, None, *layout.flat(adjoint(given, trace, said_bar, last_bar, ctx.spec)))
+        with exactly(given.keys.device):
+            bars = adjoint(given, trace, said_bar, last_bar, ctx.spec)
+        return (None, None, *layout.flat(bars))

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from lockstep.memory.types import Gates
+from lockstep.memory.types import Gates, exactly
 
 
 class Coefficients(NamedTuple):
@@ -41,10 +42,12 @@ class _Products(torch.autograd.Function):
         return products
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override] # one output
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (products,) = ctx.saved_tensors
         # P is the inverse of I - diag(g)·shift, so that dP = P diag(dg) shift P.
-        later = products.mT @ gradient
+        with exactly(products.device):
+            later = products.mT @ gradient
         earlier = torch.nn.functional.pad(products[..., :-1, :], (0, 0, 1, 0))
         return (later * earlier).sum(dim=-1)
 

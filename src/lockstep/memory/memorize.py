@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from lockstep.memory.checks import check
 from lockstep.memory.rows import Rows
 from lockstep.memory.sequential import sequential
 from lockstep.memory.spec import MemorySpec
@@ -31,7 +32,7 @@ def memorize(
     is itself where forgetting leads unless `outer` says otherwise. "sequential" is the definition; "chunked" gives the
     same by matrix products.
     """
-    check(keys, values, gates, memory, spec)
+    check(queries, keys, values, gates, memory, spec)
     outer = outer or Outer()
     if spec.decay_to == "initial" and outer.initial is None:
         outer = outer._replace(initial=memory.weights)
@@ -47,19 +48,3 @@ def memorize(
         reads, held = sequential(tokens, held, spec, rows.affine(outer), rows.anchor(outer, spec))
     velocity = None if held.velocity is None else rows.apart(held.velocity)
     return rows.joined(reads).to(queries.dtype), Memory(rows.apart(held.weights), velocity)
-
-
-def check(keys: Tensor, values: Tensor, gates: Gates, memory: Memory, spec: MemorySpec) -> None:
-    """What would otherwise fail far from its cause."""
-    if len(memory.weights) != spec.layers:
-        raise ValueError(f"the specification has {spec.layers} matrices, the memory {len(memory.weights)}")
-    if spec.has_momentum != (gates.momentum is not None) or spec.has_momentum != (memory.velocity is not None):
-        raise ValueError(
-            f"rule {spec.rule}: a momentum gate and a velocity belong to the momentum rule, and to it alone"
-        )
-    if (spec.bias == "huber") != (gates.threshold is not None):
-        raise ValueError(f"bias {spec.bias}: a threshold gate belongs to the Huber bias, and to it alone")
-    if spec.residual and keys.shape[-1] != values.shape[-1]:
-        raise ValueError(f"a residual needs values as wide as keys, not {values.shape[-1]} and {keys.shape[-1]}")
-    if keys.shape[2] == 0:
-        raise ValueError("no tokens")

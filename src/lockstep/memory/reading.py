@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lockstep.memory.types import exactly
 
 Part = Tensor | None
 
@@ -90,7 +93,9 @@ class _Apply(torch.autograd.Function):
         return z
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, bar: Tensor) -> tuple[Part, ...]:
         x, scores, *parts = ctx.saved_tensors
-        x_bar, matrix_bar, shares_bar = through_applied(bar, x, scores, Matrix(*parts[:6]), Shares(*parts[6:]))
+        with exactly(x.device):
+            x_bar, matrix_bar, shares_bar = through_applied(bar, x, scores, Matrix(*parts[:6]), Shares(*parts[6:]))
         return (x_bar, *matrix_bar, *shares_bar)

@@ -8,12 +8,13 @@ is replaced by its derivative at the uniform distribution, (x - mean of x) / wid
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lockstep.memory.spec import MemorySpec
 
 TINY = 1e-6
-"""Added to lq's norm: an empty memory has weights zero, not infinite."""
+"""Bounds lq's scale: an empty memory has weights zero, not infinite."""
 
 
 class Retained:
@@ -25,7 +26,7 @@ class Retained:
         self.held = held
         self.scale: Tensor | None = None
         if self.kind == "lq":
-            self.scale = 1 / (lq_norm(held, spec.q) ** (spec.q - 2) + TINY)
+            self.scale = 1 / (lq_norm(held, spec.q) ** (spec.q - 2)).clamp(TINY, 1 / TINY)
         self.weights = self.simplex * held.softmax(dim=-1) if self.kind == "kl" else self.follow(held)
 
     def follow(self, change: Tensor) -> Tensor:
@@ -52,5 +53,6 @@ def lq_norm(held: Tensor, q: float) -> Tensor:
     """One number per matrix, [..., 1, 1]; the largest entry is taken out, so that powers do not overflow."""
     largest = held.detach().abs().amax(dim=(-2, -1), keepdim=True).clamp_min(TINY)
     total = ((held / largest).abs() ** q).sum(dim=(-2, -1), keepdim=True)
-    norm: Tensor = largest * (total + TINY**q) ** (1 / q)
+    # Where nothing is held the root has no slope.
+    norm: Tensor = largest * total.clamp_min(torch.finfo(held.dtype).tiny) ** (1 / q)
     return norm

@@ -24,22 +24,21 @@ class Rows:
 
     def chunks(self, x: Tensor, chunk: int) -> Tensor:
         """[batch, heads, time, …] to [time / chunk, rows, chunk, …]."""
-        folded = x.to(self.dtype).unflatten(2, (-1, chunk))
-        return folded.movedim(2, 0).flatten(1, 2)
+        folded: Tensor = x.to(self.dtype).unflatten(2, (-1, chunk)).movedim(2, 0).flatten(1, 2)
+        return folded
 
     def joined(self, x: Tensor) -> Tensor:
         """[chunks, rows, chunk, …] to [batch, heads, time, …]."""
-        return x.unflatten(1, (self.batch, self.heads)).movedim(0, 2).flatten(2, 3)
+        joined: Tensor = x.unflatten(1, (self.batch, self.heads)).movedim(0, 2).flatten(2, 3)
+        return joined
 
     def tokens(self, queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, piece: slice, chunk: int) -> Tokens:
         """A piece of the time, in whole chunks."""
-        optional = (gates.momentum, gates.threshold)
-        folded = Gates(
-            self.chunks(gates.keep[:, :, piece], chunk),
-            self.chunks(gates.rate[:, :, piece], chunk),
-            *(None if gate is None else self.chunks(gate[:, :, piece], chunk) for gate in optional),
-        )
-        return Tokens(*(self.chunks(x[:, :, piece], chunk) for x in (queries, keys, values)), folded)
+
+        def folded(x: Tensor) -> Tensor:
+            return self.chunks(x[:, :, piece], chunk)
+
+        return Tokens(folded(queries), folded(keys), folded(values), gates.each(folded))
 
     def weights(self, matrices: Weights) -> Weights:
         """[batch, heads, in, out], or [heads, in, out] for every sample alike, to [rows, in, out]."""

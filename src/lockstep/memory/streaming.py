@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.memory.chunked import chunked
+from lockstep.memory.checks import check
 from lockstep.memory.exact import exact
 from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
@@ -34,12 +35,13 @@ class MemoryState(NamedTuple):
     """[batch]: tokens seen."""
 
 
-def begin(memory: Memory, position: Tensor | None = None) -> MemoryState:
+def begin(memory: Memory) -> MemoryState:
     """The state before the first token."""
     first = memory.weights[0]
-    if position is None:
-        position = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
-    return MemoryState(memory.weights, memory.weights, memory.velocity or (), position)
+    position = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
+    weights = tuple(matrix.to(arithmetic(matrix.dtype)) for matrix in memory.weights)
+    velocity = tuple(matrix.to(arithmetic(matrix.dtype)) for matrix in memory.velocity or ())
+    return MemoryState(weights, weights, velocity, position)
 
 
 def stream(
@@ -56,6 +58,7 @@ def stream(
 
     `standing` is where all samples stand, if the caller knows it: else they are asked, for which a device must wait.
     """
+    check(queries, keys, values, gates, Memory(state.weights, state.velocity or None), spec)
     batch, heads, time = keys.shape[:3]
     rows = Rows(batch, heads, arithmetic(keys.dtype))
     affine, anchor = rows.affine(outer), rows.anchor(outer, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -23,6 +24,15 @@ class Gates(NamedTuple):
     """eta: what remains of the velocity; only with the momentum rule."""
     threshold: Tensor | None = None
     """delta: where Huber's loss turns linear; only with the Huber bias."""
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Gates:
+        """The gates with a function applied to each of those that are there."""
+        return Gates(
+            function(self.keep),
+            function(self.rate),
+            None if self.momentum is None else function(self.momentum),
+            None if self.threshold is None else function(self.threshold),
+        )
 
 
 class Memory(NamedTuple):

@@ -93,6 +93,7 @@ class MemoryAsContext(Mixer):
         positions = state.position[:, None] % self.segment + torch.arange(x.shape[1], device=x.device)
         segment, tail = self.project(x, positions, state)
         attended, keys, values = self.attend(segment, positions, phase, state, prefix)
+        attended = x + attended
         standing, memory, reads = state.standing, state.memory, None
         if self.memory is not None and self.write_norm is not None and isinstance(memory, NeuralState):
             reads, memory = self.memory.step(normed(self.write_norm, attended), memory, phase)

@@ -14,7 +14,7 @@ EPSILON = 1e-6
 
 
 class MemoryAsLayer(Mixer):
-    """o = attention(norm(x + norm(memory(x)))); the paper's residual around every part is inside too."""
+    """o = output(m + attention(norm(x + m))) with m = norm(memory(x)): each part keeps its own way into the residual."""
 
     def __init__(self, attention: Attention, memory: NeuralMemory | None) -> None:
         super().__init__()
@@ -30,26 +30,29 @@ class MemoryAsLayer(Mixer):
     def forward(self, x: Tensor, state: BothState | None = None) -> Tensor:
         if state is not None:
             return self.step(x, state)[0]
-        if self.memory is not None:
-            x = self.below(x, self.memory.step(x, None)[0])
-        y: Tensor = self.attention(x)
+        if self.memory is None:
+            return self.attention(x)  # type: ignore[no-any-return] # a module's call is untyped
+        reads, above = self.below(x, self.memory.step(x, None)[0])
+        y: Tensor = self.output(reads + self.attention.mix(above))
         return y
 
     def step(self, x: Tensor, state: BothState | None) -> tuple[Tensor, BothState]:
         state = self.initial_state(x.shape[0]) if state is None else state
         memory = state.memory
-        if self.memory is not None and isinstance(memory, NeuralState):
-            reads, memory = self.memory.step(x, memory)
-            x = self.below(x, reads)
-        y, cache = self.attention.step(x, state.attention)
-        return y, BothState(cache, memory)
+        if self.memory is None or not isinstance(memory, NeuralState):
+            y, cache = self.attention.step(x, state.attention)
+            return y, BothState(cache, memory)
+        said, memory = self.memory.step(x, memory)
+        reads, above = self.below(x, said)
+        mixed, cache = self.attention.mix_on(above, state.attention)
+        return self.output(reads + mixed), BothState(cache, memory)
 
-    def below(self, x: Tensor, reads: Tensor) -> Tensor:
-        """What attention sees."""
+    def below(self, x: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        """What the memory gives, and what attention sees of it."""
         assert self.read_norm is not None
         assert self.norm is not None
-        normal = per_head(self.read_norm, reads, self.attention.heads)
-        return normed(self.norm, x + normal)
+        reads = per_head(self.read_norm, said, self.attention.heads)
+        return reads, normed(self.norm, x + reads)
 
     def initial_state(self, batch: int, capacity: int | None = None) -> BothState:
         memory = () if self.memory is None else self.memory.initial_state(batch)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +22,28 @@ SHORTEST, LONGEST = 64, 4096
 """Tokens after which heads have forgotten 1 - 1/e at the beginning of training, spread geometrically."""
 MOMENTUM = 0.5
 """What remains of the velocity per token at the beginning of training."""
+HEADROOM = 8.0
+"""How far a gate may open beyond the stable rate, at which it begins: a token that matters may be written at once."""
 UNIT_EPSILON = 1e-6
 
 Tail = Tensor | tuple[()]
 """What a convolution carries; nothing where there is none."""
+
+
+Ablation = Literal["off", "frozen"]
+"""Nothing is read, or nothing is written."""
+
+
+class Observation(NamedTuple):
+    """What went through a memory in one call: [batch, heads, time, head_dim], gates [batch, heads, time]."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    gates: Gates
+    reads: Tensor
+    before: MemoryState
+    after: MemoryState
 
 
 class NeuralState(NamedTuple):
@@ -52,7 +71,9 @@ class NeuralMemory(nn.Module):
         self.gain = nn.Parameter(torch.full((heads, self.head_dim), first_gain)) if spec.norm else None
         self.shift = nn.Parameter(torch.zeros(heads, self.head_dim)) if spec.norm else None
         momentum = MOMENTUM if spec.has_momentum else 0.0
-        self.largest_rate = 2 * stable_rate(spec, self.head_dim, first_gain, momentum)
+        self.largest_rate = HEADROOM * stable_rate(spec, self.head_dim, first_gain, momentum)
+        self.ablation: Ablation | None = None
+        self.observer: Callable[[Observation], None] | None = None
 
     def step(self, x: Tensor, state: NeuralState | None, standing: int | None = None) -> tuple[Tensor, NeuralState]:
         """What each token reads, [batch, time, dim], and the state after the last of them.
@@ -66,13 +87,20 @@ class NeuralMemory(nn.Module):
         queries, keys, values = (part.transpose(1, 2) for part in (unit(queries), unit(keys), values))
         gates = self.gate_values(x)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, standing)
+        if self.observer is not None:
+            self.observer(Observation(queries, keys, values, gates, reads, state.memory, memory))
+        if self.ablation == "off":
+            reads = torch.zeros_like(reads)
         return reads.transpose(1, 2).flatten(2), NeuralState(tail, memory)
 
     def recall(self, x: Tensor, held: Weights, tail: Tail) -> tuple[Tensor, Tail]:
-        """What a memory that stands still says to the queries of x, [batch, time, dim]; the tail is the queries' own."""
+        """What a memory that stands still says to the queries of x, [batch, time, dim]; the tail is theirs."""
         mixed, tail = self.convolved(F.linear(x, self.qkv.weight[: self.dim]), tail)
         queries = unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim))).transpose(1, 2)
-        return recollect(queries, held, self.spec, self.outer).transpose(1, 2).flatten(2), tail
+        reads = recollect(queries, held, self.spec, self.outer)
+        if self.ablation == "off":
+            reads = torch.zeros_like(reads)
+        return reads.transpose(1, 2).flatten(2), tail
 
     def convolved(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         if self.conv is None:
@@ -81,13 +109,15 @@ class NeuralMemory(nn.Module):
         return y, after
 
     def gate_values(self, x: Tensor) -> Gates:
-        """Every gate is bounded for any input: keep and momentum by 1, the rate by twice the stable one."""
+        """Every gate is bounded for any input: keep and momentum by 1, the rate by its headroom."""
         logits = self.gates(x).to(arithmetic(x.dtype)).unflatten(-1, (-1, self.heads)).permute(2, 0, 3, 1)
         found = dict(zip(self.gate_names, logits.unbind(), strict=True))
         rate = self.largest_rate * found["rate"].sigmoid()
         keep = found["keep"].sigmoid() if self.decay else torch.ones_like(rate)
         momentum = found["momentum"].sigmoid() if "momentum" in found else None
         threshold = F.softplus(found["threshold"]) if "threshold" in found else None
+        if self.ablation == "frozen":
+            keep, rate = torch.ones_like(keep), torch.zeros_like(rate)
         return Gates(keep, rate, momentum, threshold)
 
     @property
@@ -115,7 +145,7 @@ class NeuralMemory(nn.Module):
         horizon = SHORTEST * (LONGEST / SHORTEST) ** share
         first = {
             "keep": (horizon - 1).log(),
-            "rate": torch.zeros(self.heads),
+            "rate": torch.full((self.heads,), -math.log(HEADROOM - 1)),
             "momentum": torch.full((self.heads,), math.log(MOMENTUM / (1 - MOMENTUM))),
             "threshold": torch.full((self.heads,), math.log(math.e - 1)),
         }
