@@ -24,7 +24,7 @@ ALLOWED = {
     "models": BASE | {"memory", "kernels"},
     "data": BASE | TOOLS,
     "laws": BASE | {"models"},
-    "evaluation": BASE | TOOLS | {"models", "data"},
+    "evaluation": BASE | TOOLS | {"models", "memory", "data"},
     "training": BASE | TOOLS | {"models", "data", "evaluation"},
     "study": BASE | TOOLS | {"models", "memory", "kernels", "data", "laws", "evaluation", "training"},
     "report": BASE,

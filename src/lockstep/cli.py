@@ -75,14 +75,18 @@ def evaluate(
         Path | None, typer.Option(help="Where results go; <run folder>/evaluations by default.")
     ] = None,
     split: Annotated[list[str] | None, typer.Option(help="valid or test; both by default.")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Also probe and ablate the model's memory.")] = False,
     override: Overrides = None,
 ) -> None:
     """Score a checkpoint on held-out text: loss, perplexity, bits per byte, accuracy."""
+    from lockstep.evaluation.memory import memory_table
     from lockstep.study.evaluate import evaluate_run, score_table
 
     folder = run_folder(config, override)
-    results = evaluate_run(folder, checkpoint, tuple(split or ("valid", "test")), output_dir, override or ())
+    results = evaluate_run(folder, checkpoint, tuple(split or ("valid", "test")), output_dir, override or (), memory)
     typer.echo(score_table(results))
+    if memory:
+        typer.echo(memory_table(results))
 
 
 @app.command()

@@ -23,31 +23,36 @@ def activate(z: Tensor, kind: Activation) -> Tensor:
     return F.silu(z) if kind == "silu" else F.relu(z)
 
 
-def slope(z: Tensor, kind: Activation) -> Tensor:
-    """The first derivative."""
+def with_slope(z: Tensor, kind: Activation) -> tuple[Tensor, Tensor]:
+    """The activation and its first derivative."""
     if kind == "relu":
-        return (z > 0).to(z.dtype)
-    inner, inner_slope, _ = inside(z, kind)
-    gate = inner.sigmoid_()
-    return gate + z * inner_slope * gate * (1 - gate)
+        return z.relu(), (z > 0).to(z.dtype)
+    gate, rise = gate_and_rise(z, kind)
+    value = z * gate
+    # σ(i) + z σ'(i) i', with σ' = σ (1 - σ).
+    return value, torch.addcmul(gate, value, (1 - gate) * rise)
 
 
-def slope_and_curve(z: Tensor, kind: Activation) -> tuple[Tensor, Tensor]:
-    """The first and the second derivative."""
+def with_slope_and_curve(z: Tensor, kind: Activation) -> tuple[Tensor, Tensor, Tensor]:
+    """The activation and its first two derivatives."""
     if kind == "relu":
-        return slope(z, kind), torch.zeros_like(z)
-    inner, inner_slope, inner_curve = inside(z, kind)
-    gate = inner.sigmoid_()
-    bend = gate * (1 - gate)
-    rise = bend * inner_slope
-    curve = 2 * rise + z * (rise * inner_slope * (1 - 2 * gate) + bend * inner_curve)
-    return torch.addcmul(gate, z, rise), curve
+        return *with_slope(z, kind), torch.zeros_like(z)
+    gate, rise = gate_and_rise(z, kind)
+    value = z * gate
+    left = 1 - gate
+    turn = left * rise
+    slope = torch.addcmul(gate, value, turn)
+    # Twice σ' i', then z times (σ'' i'² + σ' i''), with σ'' = σ' (1 - 2σ).
+    curve = (gate * turn).mul_(2).addcmul_(value * turn, rise * (left - gate))
+    if kind == "gelu":
+        curve.addcmul_(value * left, z, value=6 * RATE * CUBIC)
+    return value, slope, curve
 
 
-def inside(z: Tensor, kind: Activation) -> tuple[Tensor, Tensor | float, Tensor | float]:
-    """The argument of the sigmoid and its two derivatives."""
+def gate_and_rise(z: Tensor, kind: Activation) -> tuple[Tensor, Tensor | float]:
+    """The sigmoid and the slope of its argument."""
     if kind == "silu":
-        return z.clone(), 1.0, 0.0
-    square = z.square()
+        return z.sigmoid(), 1.0
+    square = z * z
     inner = square.mul(RATE * CUBIC).add_(RATE).mul_(z)
-    return inner, square.mul_(3 * RATE * CUBIC).add_(RATE), z * (6 * RATE * CUBIC)
+    return inner.sigmoid_(), square.mul_(3 * RATE * CUBIC).add_(RATE)

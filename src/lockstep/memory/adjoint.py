@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.memory.activations import activate, slope, slope_and_curve
+from lockstep.memory.activations import with_slope, with_slope_and_curve
 from lockstep.memory.reading import Matrix, Part, Shares, through_applied
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.structures import Affine, last_error, normalised, through_norm
+from lockstep.memory.structures import Affine, Writes, last_error, normalised, through_norm
 from lockstep.memory.trace import Ends, Given, Trace, effective, follow, read_matrix, shares_of
 from lockstep.memory.types import Memory, Weights
 
@@ -31,9 +31,10 @@ def adjoint(given: Given, trace: Trace, said_bar: Part, last_bar: Sequence[Part]
     for i in reversed(range(given.keys.shape[0])):
         elsewhere = i == 0 and given.point is not None
         point = given.point if elsewhere and given.point is not None else tuple(stack[i] for stack in trace.held)
-        found = through_reads(i, point, said_bar, given, trace, bars, spec)
-        through_advance(i, given, trace, held_bar, velocity_bar, found, bars)
-        weights_bar = through_writes(i, effective(point, spec), given, trace, found, bars, spec)
+        again = rewritten(i, given, trace, spec)
+        found = through_reads(i, point, again.made, said_bar, given, trace, bars, spec)
+        through_advance(i, again.made, given, trace, held_bar, velocity_bar, found, bars)
+        weights_bar = through_writes(i, effective(point, spec), again, given, trace, found, bars, spec)
         at_point = through_retention(point, weights_bar, spec)
         at_point = [plus(one, more.point) for one, more in zip(at_point, found, strict=True)]
         if elsewhere:
@@ -60,6 +61,25 @@ def cleared(given: Given) -> Given:
     return Given(*rows, zeros(given.threshold), affine, shares, ends, given.memory, anchor, None)
 
 
+class Rewritten(NamedTuple):
+    """What a chunk wrote, computed again, and the derivatives of its activations."""
+
+    made: Writes
+    slopes: list[Tensor]
+    curves: list[Tensor]
+
+
+def rewritten(i: int, given: Given, trace: Trace, spec: MemorySpec) -> Rewritten:
+    inputs, errors, slopes, curves = [given.keys[i]], [], [], []
+    for outputs, returned in zip(trace.outputs, trace.returned, strict=False):
+        value, slope, curve = with_slope_and_curve(outputs[i], spec.activation)
+        inputs.append(value)
+        slopes.append(slope)
+        curves.append(curve)
+        errors.append(returned[i] * slope)
+    return Rewritten(Writes(tuple(inputs), (*errors, trace.last_errors[i])), slopes, curves)
+
+
 @dataclass
 class LayerBars:
     """Adjoints of what one matrix has in one chunk, added up on the way back."""
@@ -73,32 +93,41 @@ class LayerBars:
 
 
 def through_reads(
-    i: int, point: Weights, said_bar: Part, given: Given, trace: Trace, bars: Given, spec: MemorySpec
+    i: int, point: Weights, made: Writes, said_bar: Part, given: Given, trace: Trace, bars: Given, spec: MemorySpec
 ) -> list[LayerBars]:
     """Back over `read`."""
     shares = shares_of(given, i)
     bar = torch.zeros_like(trace.reads[-1][i]) if said_bar is None else said_bar[i]
     found: list[LayerBars] = []
+    rows = [with_slope(stack[i], spec.activation) for stack in trace.reads[:-1]]
     for layer in range(len(point) - 1, -1, -1):
-        x = activate(trace.reads[layer - 1][i], spec.activation) if layer else given.queries[i]
-        matrix = read_matrix(i, layer, point[layer], given, trace, spec)
-        x_bar, matrix_bar, shares_bar = through_applied(bar, x, trace.scores[layer][i], matrix, shares)
+        x = rows[layer - 1][0] if layer else given.queries[i]
+        matrix = read_matrix(i, layer, point[layer], made, given, trace, spec)
+        x_bar, matrix_bar, shares_bar = through_applied(bar, x, matrix, shares)
         bars.shares.kept[i].add_(shares_bar.kept)
         bars.shares.written[i].add_(shares_bar.written)
         if bars.shares.carried is not None and shares_bar.carried is not None:
             bars.shares.carried[i].add_(shares_bar.carried)
-        found.append(through_follow(i, layer, point[layer], matrix_bar, given, trace, bars, spec))
-        bar = x_bar.mul_(slope(trace.reads[layer - 1][i], spec.activation)) if layer else x_bar
+        found.append(through_follow(i, layer, point[layer], made, matrix_bar, given, trace, bars, spec))
+        bar = x_bar.mul_(rows[layer - 1][1]) if layer else x_bar
     bars.queries[i] = bar
     return found[::-1]
 
 
 def through_follow(
-    i: int, layer: int, point: Tensor, bar: Matrix, given: Given, trace: Trace, bars: Given, spec: MemorySpec
+    i: int,
+    layer: int,
+    point: Tensor,
+    made: Writes,
+    bar: Matrix,
+    given: Given,
+    trace: Trace,
+    bars: Given,
+    spec: MemorySpec,
 ) -> LayerBars:
     """Back over `read_matrix`."""
     anchor = None if given.anchor is None else given.anchor[layer]
-    held, errors = trace.held[layer][i], trace.errors[layer][i]
+    held, errors = trace.held[layer][i], made.errors[layer]
     if spec.retention == "l2":
         point_bar, held_bar, errors_bar, anchor_bar = None, bar.weights, bar.errors, bar.anchor
     else:
@@ -115,6 +144,7 @@ def through_follow(
 
 def through_advance(
     i: int,
+    made: Writes,
     given: Given,
     trace: Trace,
     held_bar: list[Tensor],
@@ -125,7 +155,7 @@ def through_advance(
     """Back over `advanced`; the adjoints of the memory become those before the chunk."""
     kept, written = given.ends.kept[i], given.ends.written[i]
     for layer, (after, own) in enumerate(zip(held_bar, found, strict=True)):
-        inputs, errors, held = trace.inputs[layer][i], trace.errors[layer][i], trace.held[layer][i]
+        inputs, errors, held = made.inputs[layer], made.errors[layer], trace.held[layer][i]
         back = torch.bmm(inputs, after)
         bars.ends.written[i].sub_(along(errors, back))
         own.errors.addcmul_(back, written, value=-1)
@@ -135,13 +165,21 @@ def through_advance(
             bars.anchor[layer].addcmul_(after, 1 - kept)
         held_bar[layer] = own.held.addcmul_(after, kept)
         if velocity_bar:
-            velocity_bar[layer] = through_velocity(i, layer, given, trace, after, velocity_bar[layer], own, bars)
+            velocity_bar[layer] = through_velocity(i, layer, made, given, trace, after, velocity_bar[layer], own, bars)
 
 
 def through_velocity(
-    i: int, layer: int, given: Given, trace: Trace, after: Tensor, faster: Tensor, own: LayerBars, bars: Given
+    i: int,
+    layer: int,
+    made: Writes,
+    given: Given,
+    trace: Trace,
+    after: Tensor,
+    faster: Tensor,
+    own: LayerBars,
+    bars: Given,
 ) -> Tensor:
-    """The velocity's part of `through_advance`; `after` and `faster` are the adjoints of memory and velocity after it."""
+    """The velocity's part of `through_advance`; `after` and `faster` are the adjoints of what comes out of it."""
     _, _, carried, kept, written = given.ends
     _, _, carried_bar, kept_bar, written_bar = bars.ends
     assert carried is not None
@@ -151,7 +189,7 @@ def through_velocity(
     assert kept_bar is not None
     assert written_bar is not None
     assert own.velocity is not None
-    inputs, errors, velocity = trace.inputs[layer][i], trace.errors[layer][i], trace.velocity[layer][i]
+    inputs, errors, velocity = made.inputs[layer], made.errors[layer], trace.velocity[layer][i]
     back = torch.bmm(inputs, faster)
     written_bar[i].sub_(along(errors, back))
     own.errors.addcmul_(back, written[i], value=-1)
@@ -162,24 +200,29 @@ def through_velocity(
 
 
 def through_writes(
-    i: int, weights: Weights, given: Given, trace: Trace, found: list[LayerBars], bars: Given, spec: MemorySpec
+    i: int,
+    weights: Weights,
+    again: Rewritten,
+    given: Given,
+    trace: Trace,
+    found: list[LayerBars],
+    bars: Given,
+    spec: MemorySpec,
 ) -> list[Tensor]:
     """Back over `write`: the adjoints of the weights that the gradients were taken at."""
     weights_bar: list[Tensor] = []
-    derivatives = [slope_and_curve(stack[i], spec.activation) for stack in trace.outputs[:-1]]
     slopes_bar = []
     for layer in range(1, len(weights)):
         before_bar = found[layer - 1].errors
-        slopes_bar.append(before_bar * trace.returned[layer][i])
-        returned_bar = before_bar.mul_(derivatives[layer - 1][0])
+        slopes_bar.append(before_bar * trace.returned[layer - 1][i])
+        returned_bar = before_bar.mul_(again.slopes[layer - 1])
         found[layer].errors.baddbmm_(returned_bar, weights[layer])
-        weights_bar.append(torch.bmm(returned_bar.mT, trace.errors[layer][i]))
+        weights_bar.append(torch.bmm(returned_bar.mT, again.made.errors[layer]))
     outputs_bar = through_head(i, found[-1].errors, given, trace, bars, spec)
     for layer in range(len(weights) - 1, 0, -1):
-        weights_bar[layer - 1].baddbmm_(trace.inputs[layer][i].mT, outputs_bar)
+        weights_bar[layer - 1].baddbmm_(again.made.inputs[layer].mT, outputs_bar)
         inputs_bar = found[layer].inputs.baddbmm_(outputs_bar, weights[layer].mT)
-        slopes, curves = derivatives[layer - 1]
-        outputs_bar = inputs_bar.mul_(slopes).addcmul_(slopes_bar[layer - 1], curves)
+        outputs_bar = inputs_bar.mul_(again.slopes[layer - 1]).addcmul_(slopes_bar[layer - 1], again.curves[layer - 1])
     bars.keys[i].add_(found[0].inputs.baddbmm_(outputs_bar, weights[0].mT))
     return [torch.bmm(given.keys[i].mT, outputs_bar), *weights_bar]
 
@@ -199,7 +242,7 @@ def through_head(i: int, error_bar: Tensor, given: Given, trace: Trace, bars: Gi
     """Back over the last error: the adjoint of the last matrix's output."""
     parts = HeadParts(given.keys[i], trace.outputs[-1][i], given.values[i], pick(given.threshold, i), *given.affine)
     if spec.norm and spec.bias == "l2" and spec.clip is None:
-        found = squared_error_after_norm(parts, trace.errors[-1][i], error_bar, spec)
+        found = squared_error_after_norm(parts, trace.last_errors[i], error_bar, spec)
     else:
         found = HeadParts(
             *differentiated(

@@ -63,8 +63,8 @@ class _Chain(torch.autograd.Function):
         trace, memory = run(layout.given(iter(flat)), spec)
         ctx.spec, ctx.layout = spec, layout
         ctx.set_materialize_grads(False)
-        written = (*trace.outputs, *trace.inputs[1:], *trace.errors, *trace.returned[1:])
-        ctx.save_for_backward(*flat, *trace.held, *trace.velocity, *written, *trace.reads, *trace.scores)
+        hidden = (*trace.outputs, *trace.returned, trace.last_errors, *trace.reads)
+        ctx.save_for_backward(*flat, *trace.held, *trace.velocity, *hidden)
         return (trace.reads[-1], *memory.weights, *(memory.velocity or ()))
 
     @staticmethod
@@ -74,15 +74,12 @@ class _Chain(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         given = layout.given(saved)
 
-        def stacks() -> list[Tensor]:
-            return list(layout.group(saved))
+        def stacks(count: int) -> list[Tensor]:
+            return [next(saved) for _ in range(count)]
 
-        def later() -> list[Tensor]:
-            return [given.keys, *(next(saved) for _ in range(layout.layers - 1))]
-
-        held = stacks()
-        velocity = stacks() if layout.velocity else []
-        trace = Trace(held, velocity, stacks(), later(), stacks(), later(), stacks(), stacks())
+        held, velocity = stacks(layout.layers), stacks(layout.layers if layout.velocity else 0)
+        outputs, returned, last_errors = stacks(layout.layers), stacks(layout.layers - 1), next(saved)
+        trace = Trace(held, velocity, outputs, returned, last_errors, stacks(layout.layers))
         with exactly(given.keys.device):
             bars = adjoint(given, trace, said_bar, last_bar, ctx.spec)
         return (None, None, *layout.flat(bars))

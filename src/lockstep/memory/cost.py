@@ -34,7 +34,7 @@ def chunk_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int, de
     writes = sum(entries) + sum(entries[1:])
     steps = sum(entries) * (1 + spec.has_momentum)
     forward = 2.0 * size * (writes + steps) + read_flops(spec, shapes, size)
-    return with_coefficients(forward, spec, size, decay)
+    return with_coefficients(forward, again_flops(shapes, size), spec, size, decay)
 
 
 def read_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int) -> float:
@@ -43,26 +43,30 @@ def read_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int) -> 
     return sum(2.0 * size * (rows * columns * parts + size * (rows + columns)) for rows, columns in shapes)
 
 
-def with_coefficients(forward: float, spec: MemorySpec, size: int, decay: bool) -> Flops:
+def again_flops(shapes: Sequence[Sequence[int]], size: int) -> float:
+    """Products of queries and keys, which are computed again on the way back."""
+    return sum(2.0 * size**2 * rows for rows, _ in shapes)
+
+
+def with_coefficients(forward: float, extra: float, spec: MemorySpec, size: int, decay: bool) -> Flops:
     """The closed form's own products: one forward under momentum, and one per kind of gate on the way back."""
     cubic = 2.0 * size**3
     mixed = 2.0 * size**2 * (size + 1) if spec.has_momentum else 0.0
     gradients = cubic * (decay + spec.has_momentum)
     # Gates that are constant have no derivative: of the product's two, one is left.
-    return Flops(forward + mixed, gradients - (0.0 if decay else mixed))
+    return Flops(forward + mixed, extra + gradients - (0.0 if decay else mixed))
 
 
 def exact_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int, decay: bool) -> Flops:
     """One tile of the exact form."""
     ((rows, columns),) = shapes
     forward = read_flops(spec, shapes, size) + step_flops(spec, shapes, size)
-    extra = 0.0
+    extra = again_flops(shapes, size)
     if spec.bias == "l2":
         parts = 1 + spec.has_momentum + (spec.decay_to == "initial")
         forward += 2.0 * size * rows * columns * parts + 2.0 * size**2 * rows
         extra += 2.0 * size**2 * columns  # the solve's derivative with respect to its matrix is a product
-    counted = with_coefficients(forward, spec, size, decay)
-    return Flops(counted.forward, counted.extra + extra)
+    return with_coefficients(forward, extra, spec, size, decay)
 
 
 def step_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int) -> float:

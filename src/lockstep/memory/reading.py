@@ -35,8 +35,8 @@ class Shares(NamedTuple):
     carried: Part = None  # f [rows, time, 1]
 
 
-def applied(x: Tensor, matrix: Matrix, shares: Shares) -> tuple[Tensor, Tensor]:
-    """Rows x [rows, time, in] through the memory as it stands at each, and their products with the keys' rows."""
+def applied(x: Tensor, matrix: Matrix, shares: Shares) -> Tensor:
+    """Rows x [rows, time, in] through the memory as it stands at each."""
     z = torch.bmm(x, matrix.weights).mul_(shares.kept)
     if matrix.velocity is not None and shares.carried is not None:
         z.addcmul_(torch.bmm(x, matrix.velocity), shares.carried)
@@ -44,17 +44,15 @@ def applied(x: Tensor, matrix: Matrix, shares: Shares) -> tuple[Tensor, Tensor]:
         z.addcmul_(torch.bmm(x, matrix.anchor), 1 - shares.kept)
     if matrix.base is not None:
         z.baddbmm_(x, matrix.base)
-    scores = torch.bmm(x, matrix.inputs.mT)
-    return z.baddbmm_(scores * shares.written, matrix.errors, alpha=-1), scores
+    return z.baddbmm_(torch.bmm(x, matrix.inputs.mT).mul_(shares.written), matrix.errors, alpha=-1)
 
 
-def through_applied(
-    bar: Tensor, x: Tensor, scores: Tensor, matrix: Matrix, shares: Shares
-) -> tuple[Tensor, Matrix, Shares]:
+def through_applied(bar: Tensor, x: Tensor, matrix: Matrix, shares: Shares) -> tuple[Tensor, Matrix, Shares]:
     """The adjoints of x, of the matrix and of the shares, given that of the result."""
+    scores = torch.bmm(x, matrix.inputs.mT)
     products_bar = torch.bmm(bar, matrix.errors.mT).neg_()
     errors_bar = torch.bmm((scores * shares.written).mT, bar).neg_()
-    written_bar = products_bar * scores
+    written_bar = scores.mul_(products_bar)
     scores_bar = products_bar.mul_(shares.written)
     inputs_bar = torch.bmm(scores_bar.mT, x)
     x_bar = torch.bmm(scores_bar, matrix.inputs)
@@ -88,14 +86,13 @@ def apply(x: Tensor, matrix: Matrix, shares: Shares) -> Tensor:
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parts: Any) -> Tensor:
-        z, scores = applied(x, Matrix(*parts[:6]), Shares(*parts[6:]))
-        ctx.save_for_backward(x, scores, *parts)
-        return z
+        ctx.save_for_backward(x, *parts)
+        return applied(x, Matrix(*parts[:6]), Shares(*parts[6:]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, bar: Tensor) -> tuple[Part, ...]:
-        x, scores, *parts = ctx.saved_tensors
+        x, *parts = ctx.saved_tensors
         with exactly(x.device):
-            x_bar, matrix_bar, shares_bar = through_applied(bar, x, scores, Matrix(*parts[:6]), Shares(*parts[6:]))
+            x_bar, matrix_bar, shares_bar = through_applied(bar, x, Matrix(*parts[:6]), Shares(*parts[6:]))
         return (x_bar, *matrix_bar, *shares_bar)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.memory.activations import activate, slope
+from lockstep.memory.activations import activate, with_slope
 from lockstep.memory.biases import clipped, output_gradient
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.types import Weights
@@ -63,14 +62,14 @@ def writes(
     keys: Tensor, values: Tensor, threshold: Tensor | None, weights: Weights, spec: MemorySpec, affine: Affine
 ) -> Writes:
     """The gradients of all tokens at these weights, in factored form."""
-    inputs, before = [keys], []
+    inputs, slopes = [keys], []
     for matrix in weights[:-1]:
-        before.append(inputs[-1] @ matrix)
-        inputs.append(activate(before[-1], spec.activation))
-    z = inputs[-1] @ weights[-1]
-    errors = [last_error(keys, z, values, threshold, spec, affine)]
-    for matrix, hidden in zip(reversed(weights[1:]), reversed(before), strict=True):
-        errors.append((errors[-1] @ matrix.mT) * slope(hidden, spec.activation))
+        value, slope = with_slope(inputs[-1] @ matrix, spec.activation)
+        inputs.append(value)
+        slopes.append(slope)
+    errors = [last_error(keys, inputs[-1] @ weights[-1], values, threshold, spec, affine)]
+    for matrix, slope in zip(reversed(weights[1:]), reversed(slopes), strict=True):
+        errors.append((errors[-1] @ matrix.mT) * slope)
     return Writes(tuple(inputs), tuple(reversed(errors)))
 
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.memory.activations import activate, slope
+from lockstep.memory.activations import activate, with_slope
 from lockstep.memory.reading import Matrix, Part, Shares, applied
 from lockstep.memory.retentions import Retained
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.structures import Affine, last_error
+from lockstep.memory.structures import Affine, Writes, last_error
 from lockstep.memory.types import Memory, Weights
 
 
@@ -50,16 +50,14 @@ class Given(NamedTuple):
 
 @dataclass
 class Trace:
-    """What the chunks leave behind, one stack [chunks, rows, …] per matrix."""
+    """What the chunks leave behind, one stack [chunks, rows, …] per matrix; the rest is cheaper computed again."""
 
     held: list[Tensor]  # at each chunk's start
     velocity: list[Tensor]
     outputs: list[Tensor]  # z
-    inputs: list[Tensor]  # x; the first are the keys
-    errors: list[Tensor]  # e
-    returned: list[Tensor]  # u, at the inputs; the first are the keys, for want of any
+    returned: list[Tensor]  # u, without the first matrix
+    last_errors: Tensor  # e of the last matrix
     reads: list[Tensor]  # outputs for the queries
-    scores: list[Tensor]  # products of the queries' rows with the keys'
 
 
 def run(given: Given, spec: MemorySpec) -> tuple[Trace, Memory]:
@@ -67,14 +65,14 @@ def run(given: Given, spec: MemorySpec) -> tuple[Trace, Memory]:
     trace = allocated(given)
     memory = given.memory
     for i in range(given.keys.shape[0]):
-        for layer, matrix in enumerate(memory.weights):
-            trace.held[layer][i] = matrix
-        for layer, matrix in enumerate(memory.velocity or ()):
-            trace.velocity[layer][i] = matrix
+        for stack, matrix in zip(trace.held, memory.weights, strict=True):
+            stack[i] = matrix
+        for stack, matrix in zip(trace.velocity, memory.velocity or (), strict=True):
+            stack[i] = matrix
         point = given.point if i == 0 and given.point is not None else memory.weights
-        write(i, effective(point, spec), given, trace, spec)
-        read(i, point, given, trace, spec)
-        memory = advanced(i, memory, given, trace)
+        made = write(i, effective(point, spec), given, trace, spec)
+        read(i, point, made, given, trace, spec)
+        memory = advanced(i, memory, made, given)
     return trace, memory
 
 
@@ -89,11 +87,9 @@ def allocated(given: Given) -> Trace:
         held=[room(*shape) for shape in shapes],
         velocity=[room(*shape) for shape in shapes] if given.memory.velocity is not None else [],
         outputs=[room(time, out) for _, out in shapes],
-        inputs=[keys, *(room(time, wide) for wide, _ in shapes[1:])],
-        errors=[room(time, out) for _, out in shapes],
-        returned=[keys, *(room(time, wide) for wide, _ in shapes[1:])],
+        returned=[room(time, wide) for wide, _ in shapes[1:]],
+        last_errors=room(time, shapes[-1][1]),
         reads=[room(time, out) for _, out in shapes],
-        scores=[room(time, time) for _ in shapes],
     )
 
 
@@ -102,30 +98,34 @@ def effective(held: Weights, spec: MemorySpec) -> Weights:
     return held if spec.retention == "l2" else tuple(Retained(matrix, spec).weights for matrix in held)
 
 
-def write(i: int, weights: Weights, given: Given, trace: Trace, spec: MemorySpec) -> None:
+def write(i: int, weights: Weights, given: Given, trace: Trace, spec: MemorySpec) -> Writes:
     """The gradients of chunk i at these weights, in factored form."""
+    inputs, slopes = [given.keys[i]], []
     for layer, matrix in enumerate(weights):
-        if layer:
-            trace.inputs[layer][i] = activate(trace.outputs[layer - 1][i], spec.activation)
-        torch.bmm(trace.inputs[layer][i], matrix, out=trace.outputs[layer][i])
+        torch.bmm(inputs[-1], matrix, out=trace.outputs[layer][i])
+        if layer < len(weights) - 1:
+            value, slope = with_slope(trace.outputs[layer][i], spec.activation)
+            inputs.append(value)
+            slopes.append(slope)
     threshold = None if given.threshold is None else given.threshold[i]
-    trace.errors[-1][i] = last_error(
+    trace.last_errors[i] = last_error(
         given.keys[i], trace.outputs[-1][i], given.values[i], threshold, spec, given.affine
     )
+    errors = [trace.last_errors[i]]
     for layer in range(len(weights) - 1, 0, -1):
-        torch.bmm(trace.errors[layer][i], weights[layer].mT, out=trace.returned[layer][i])
-        before = slope(trace.outputs[layer - 1][i], spec.activation)
-        torch.mul(trace.returned[layer][i], before, out=trace.errors[layer - 1][i])
+        returned = torch.bmm(errors[-1], weights[layer].mT, out=trace.returned[layer - 1][i])
+        errors.append(slopes[layer - 1].mul_(returned))
+    return Writes(tuple(inputs), tuple(reversed(errors)))
 
 
-def read(i: int, point: Weights, given: Given, trace: Trace, spec: MemorySpec) -> None:
+def read(i: int, point: Weights, made: Writes, given: Given, trace: Trace, spec: MemorySpec) -> None:
     """What the queries of chunk i find, each after or before its own token's write."""
     shares = shares_of(given, i)
     x = given.queries[i]
     for layer in range(len(point)):
         x = activate(trace.reads[layer - 1][i], spec.activation) if layer else x
-        matrix = read_matrix(i, layer, point[layer], given, trace, spec)
-        trace.reads[layer][i], trace.scores[layer][i] = applied(x, matrix, shares)
+        matrix = read_matrix(i, layer, point[layer], made, given, trace, spec)
+        trace.reads[layer][i] = applied(x, matrix, shares)
 
 
 def shares_of(given: Given, i: int) -> Shares:
@@ -133,13 +133,15 @@ def shares_of(given: Given, i: int) -> Shares:
     return Shares(kept[i], written[i], None if carried is None else carried[i])
 
 
-def read_matrix(i: int, layer: int, point: Tensor, given: Given, trace: Trace, spec: MemorySpec) -> Matrix:
+def read_matrix(
+    i: int, layer: int, point: Tensor, made: Writes, given: Given, trace: Trace, spec: MemorySpec
+) -> Matrix:
     """One matrix of chunk i in the form in which it is read."""
-    held, errors = trace.held[layer][i], trace.errors[layer][i]
+    held, errors = trace.held[layer][i], made.errors[layer]
     velocity = trace.velocity[layer][i] if trace.velocity else None
     anchor = None if given.anchor is None else given.anchor[layer]
     followed = follow(point, held, errors, anchor, spec)
-    return Matrix(followed.weights, trace.inputs[layer][i], followed.errors, velocity, followed.anchor, followed.base)
+    return Matrix(followed.weights, made.inputs[layer], followed.errors, velocity, followed.anchor, followed.base)
 
 
 class Followed(NamedTuple):
@@ -159,12 +161,12 @@ def follow(point: Tensor, held: Tensor, errors: Tensor, anchor: Part, spec: Memo
     return Followed(start.follow(held), start.follow(errors), toward, start.base)
 
 
-def advanced(i: int, memory: Memory, given: Given, trace: Trace) -> Memory:
+def advanced(i: int, memory: Memory, made: Writes, given: Given) -> Memory:
     """The memory after chunk i."""
     kept, written, carried, velocity_kept, velocity_written = given.ends
     weights, velocities = [], []
     for layer, held in enumerate(memory.weights):
-        inputs, errors = trace.inputs[layer][i].mT, trace.errors[layer][i]
+        inputs, errors = made.inputs[layer].mT, made.errors[layer]
         moved = held * kept[i]
         if given.anchor is not None:
             moved.addcmul_(given.anchor[layer], 1 - kept[i])

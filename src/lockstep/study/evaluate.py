@@ -16,6 +16,7 @@ from lockstep.data.prepare import Prepared, prepare
 from lockstep.durable import whole_file
 from lockstep.errors import UserError
 from lockstep.evaluation.language import HeldOut, score_causal, score_masked, score_pseudo
+from lockstep.evaluation.memory import measure_memory
 from lockstep.models.language_model import LanguageModel
 from lockstep.progress import showing
 from lockstep.training.checkpoint import Checkpoint, load, resolve_checkpoint
@@ -30,11 +31,17 @@ CHOOSABLE = ("evaluation", "data.max_sequence_length", "training.device", "train
 
 
 def evaluate_run(
-    folder: Path, name: str | None, splits: Sequence[str], output_dir: Path | None, overrides: Sequence[str] = ()
+    folder: Path,
+    name: str | None,
+    splits: Sequence[str],
+    output_dir: Path | None,
+    overrides: Sequence[str] = (),
+    memory: bool = False,
 ) -> list[dict[str, Any]]:
     """Score one checkpoint on each split; every result is also written as <checkpoint>-<split>.json.
 
-    Overrides change how it is scored, such as evaluation.batch_size; the model stays as it was trained.
+    Overrides change how it is scored, such as evaluation.batch_size; the model stays as it was trained. With `memory`
+    the results of a model that has one say what it does.
     """
     for split in splits:
         if split not in HELD_OUT:
@@ -51,6 +58,8 @@ def evaluate_run(
     for split in splits:
         result = {**identity(checkpoint, split), **conditions(run, device)}
         result.update(scores(model, run, prepared, split, device))
+        if memory:
+            result.update(memory_section(model, run, prepared, split, device))
         output.mkdir(parents=True, exist_ok=True)
         whole_file(output / file_name(checkpoint, split, run), json.dumps(result, indent=2) + "\n")
         results.append(result)
@@ -121,6 +130,16 @@ def scores(model: LanguageModel, run: RunSpec, prepared: Prepared, split: str, d
         "masked": masked.as_dict("masked_perplexity"),
         "pseudo": pseudo.as_dict("pseudo_perplexity"),
     }
+
+
+def memory_section(
+    model: LanguageModel, run: RunSpec, prepared: Prepared, split: str, device: torch.device
+) -> dict[str, Any]:
+    """Probes and ablations under the key `memory`; nothing for a model without one."""
+    data = HeldOut(prepared, split, run.data.max_sequence_length, run.data.batch_size)
+    with showing(f"{run.experiment_name} {split}, memory", "share") as progress:
+        section = measure_memory(model, data, device, progress.reach)
+    return {} if section is None else {"memory": section}
 
 
 def score_table(results: Sequence[dict[str, Any]]) -> str:
