@@ -46,6 +46,7 @@ RUNS = {
     "quick-lstm": ("model.architecture=lstm",),
     "quick-slow": ("model.architecture=lstm", "training.learning_rate=1e-3"),
     "quick-bert": ("model.architecture=bert",),
+    "quick-titans-mac": ("model.architecture=titans-mac", "model.chunk=8", "model.segment=16"),
 }
 """Runs that a page finds in place if it trains none itself."""
 

@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lockstep.config.data import DataSpec
+from lockstep.config.tokenizer import TokenizerSpec
+from lockstep.data.prepare import prepare
 from lockstep.errors import UserError
+from lockstep.evaluation.language import HeldOut, score_causal
+from lockstep.evaluation.memory import memory_table
 from lockstep.models.sampling import Sampling
 from lockstep.study.audit import audit
 from lockstep.study.evaluate import evaluate_run
 from lockstep.study.generate import continue_from
+from lockstep.training.checkpoint import load
 from lockstep.training.run import train
 from tests.training.faults import crash
 from tests.training.tiny_runs import tiny_run
@@ -167,3 +174,37 @@ def test_a_run_cut_into_smaller_micro_batches_is_still_consistent(tiny_corpus: P
     pieces = {"gradient_accumulation_steps": 2}
     train(tiny_run(tiny_corpus, model={"dropout": 0.0}, data={"batch_size": 2}, training=pieces), tmp_path / "cut")
     assert audit([tmp_path / "whole", tmp_path / "cut"]).findings == ()
+
+
+def test_a_memory_is_measured_on_request(tiny_corpus: Path, tmp_path: Path) -> None:
+    fields = {"chunk": 4, "segment": 8, "dropout": 0.0}
+    train(tiny_run(tiny_corpus, "titans-mac", model=fields), tmp_path)
+    (plain,) = evaluate_run(tmp_path, None, ("valid",), None)
+    (result,) = evaluate_run(tmp_path, None, ("valid",), None, memory=True)
+    assert stored(tmp_path / "evaluations" / "checkpoint-12-valid.json") == result
+    section = result.pop("memory")
+    assert result == plain, "what else is measured does not change"
+    assert [probe["layer"] for probe in section["probes"]] == ["blocks.0.mixer.memory"]
+    assert section["ablations"].keys() == {"intact", "off", "frozen", "reset", "warm"}
+    assert (section["sequences"], section["tokens"], section["reset_every"]) == (8, 8 * 16, 4)
+    first = HeldOut(prepare(DataSpec(training_corpus=str(tiny_corpus)), TokenizerSpec()), "valid", 16, 8, 8)
+    intact = score_causal(load(tmp_path), first, torch.device("cpu")).as_dict()
+    for name, value in section["ablations"]["intact"].items():
+        assert value == pytest.approx(intact[name], rel=1e-6)
+    table = memory_table([{**result, "memory": section}])
+    for kind, scores in section["ablations"].items():
+        assert re.search(rf"{kind}.* {scores['loss']:.4f} ", table)
+    assert "blocks.0.mixer.memory" in table
+
+
+def test_a_split_of_one_window_leaves_nothing_to_warm_with(tiny_corpus: Path, tmp_path: Path) -> None:
+    train(tiny_run(tiny_corpus, "titans-lmm", model={"chunk": 4}), tmp_path)
+    (result,) = evaluate_run(tmp_path, None, ("valid",), None, ("data.max_sequence_length=100000",), memory=True)
+    assert result["memory"]["ablations"].keys() == {"intact", "off", "frozen", "reset"}
+    assert result["memory"]["sequences"] == 1
+
+
+def test_a_model_without_memory_says_so(folder: Path) -> None:
+    results = evaluate_run(folder, None, ("valid", "test"), None, memory=True)
+    assert all("memory" not in result for result in results)
+    assert memory_table(results) == "gpt2 has no memory: nothing to probe"

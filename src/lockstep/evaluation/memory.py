@@ -75,17 +75,28 @@ def section_text(result: Mapping[str, Any]) -> str:
 
 
 def layer_rows(probes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Each layer's numbers, and under its cosines those of its memory before the first write."""
-    ages = range(0, len(probes[0]["retrieval"]), 2)
-    groups = [str(probes[0]["retrieval"][place]["age"]) for place in ages]
-    rows = [["layer", "update", "surprise", "stable rank", "half-life", "cosine at age", *groups]]
+    """Two rows per layer: its numbers and its cosines by age, and how often the stored value is the nearest.
+
+    The last column is that of the memory before its first write, over all ages.
+    """
+    places = range(0, len(probes[0]["retrieval"]), 2)
+    ages = [str(probes[0]["retrieval"][place]["age"]) for place in places]
+    rows = [["layer", "update", "surprise", "stable rank", "half-life", "read at age", *ages, "untouched"]]
     for probe in probes:
         shares = "/".join(text(one["stable_share"], ".1%") for one in probe["utilisation"])
         numbers = [text(probe["update"]), text(probe["surprise"]), shares, span(probe["half_life"])]
-        for row, name in ([probe["layer"], *numbers], "cosine"), ([""] * 5, "initial_cosine"):
-            said = [text(probe["retrieval"][place][name], ".3f") for place in ages]
-            rows.append([*row, "now" if name == "cosine" else "untouched", *said])
+        for row, name, title in ([probe["layer"], *numbers], "cosine", "cosine"), ([""] * 5, "top1", "top-1"):
+            said = [text(probe["retrieval"][place][name], ".3f") for place in places]
+            rows.append([*row, title, *said, text(over_ages(probe["retrieval"], f"initial_{name}"), ".3f")])
     return rows
+
+
+def over_ages(groups: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The mean over all tokens of all groups, if every group has the number."""
+    if any(group[name] is None for group in groups):
+        return None
+    tokens = sum(group["tokens"] for group in groups)
+    return float(sum(group[name] * group["tokens"] for group in groups) / tokens)
 
 
 def span(lives: Sequence[float | None]) -> str:

@@ -1,7 +1,7 @@
 """Ablations: what a trained model loses when its memory is taken away, stopped, emptied or filled with other text.
 
-None of them trains anything. A model that never learned to do without what is taken away may lose more than one that was
-trained without it: an ablation says how much this model leans on its memory, not what memory is worth.
+None of them trains anything. A model that never learned to do without what is taken away may lose more than one that
+was trained without it: an ablation says how much this model leans on its memory, not what memory is worth.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def score_ablations(
 
 
 def mean_loss(model: LanguageModel, tokens: Tensor, state: State | None = None, segment: int | None = None) -> float:
-    """Nats per token of tokens [batch, time + 1] after `state`, the memory being reset at every segment after the first."""
+    """Nats per token of tokens [batch, time + 1] after `state`, the memory being reset before every further segment."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     batch, time = inputs.shape
     state = model.initial_state(batch, capacity=time) if state is None else state

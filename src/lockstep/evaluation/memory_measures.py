@@ -81,7 +81,7 @@ def effective_weights(held: Weights, spec: MemorySpec) -> Weights:
 def update_magnitudes(before: Weights, after: Weights) -> Tensor:
     """‖W_after - W_before‖ / ‖W_before‖ over all matrices together, one number per sample and head.
 
-    before, after [batch, heads, in, out] each. Rows that were empty before are left out: there the ratio has no meaning.
+    before, after [batch, heads, in, out] each. Rows that were empty before are left out: there the ratio means nothing.
     """
     pairs = zip(before, after, strict=True)
     change = torch.stack([(new - old).square().sum(dim=(-2, -1)) for old, new in pairs]).sum(dim=0)
@@ -95,7 +95,8 @@ def surprises(keys: Tensor, values: Tensor, held: Weights, spec: MemorySpec, out
 
     keys and values [batch, heads, time, dim]; `held` is that of the chunk's start, where the gradient is taken.
     """
-    return (recollect(keys, held, spec, outer) - values).norm(dim=-1)
+    length: Tensor = torch.linalg.vector_norm(recollect(keys, held, spec, outer) - values, dim=-1)
+    return length
 
 
 def ranks(change: Tensor) -> Ranks:

@@ -76,7 +76,9 @@ class Watch:
     memory: NeuralMemory
     updates: list[Tensor] = field(default_factory=list)
     surprises: list[Tensor] = field(default_factory=list)
-    tokens: list[tuple[Tensor, Tensor, Gates]] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    gates: list[Gates] = field(default_factory=list)
     first: MemoryState | None = None
     last: MemoryState | None = None
 
@@ -85,7 +87,9 @@ class Watch:
         before, after = (effective_weights(state.weights, spec) for state in (seen.before, seen.after))
         self.updates.append(update_magnitudes(before, after))
         self.surprises.append(surprises(seen.keys, seen.values, seen.before.point, spec, self.memory.outer))
-        self.tokens.append((seen.keys, seen.values, seen.gates))
+        self.keys.append(seen.keys)
+        self.values.append(seen.values)
+        self.gates.append(seen.gates)
         self.first, self.last = self.first or seen.before, seen.after
 
 
@@ -112,8 +116,7 @@ def summary(name: str, watch: Watch) -> MemoryProbe:
     assert watch.first is not None
     assert watch.last is not None
     memory, spec = watch.memory, watch.memory.spec
-    keys, values = (torch.cat([part[index] for part in watch.tokens], dim=2) for index in (0, 1))
-    gates = joined([part[2] for part in watch.tokens])
+    keys, values, gates = torch.cat(watch.keys, dim=2), torch.cat(watch.values, dim=2), joined(watch.gates)
     first, last = (effective_weights(state.weights, spec) for state in (watch.first, watch.last))
     by_age = retrievals(keys, values, watch.last.weights, watch.first.weights, spec, memory.outer)
     return MemoryProbe(

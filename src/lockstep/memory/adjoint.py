@@ -6,7 +6,7 @@ the usual head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,32 +17,42 @@ from lockstep.memory.activations import with_slope, with_slope_and_curve
 from lockstep.memory.reading import Matrix, Part, Shares, through_applied
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine, Writes, last_error, normalised, through_norm
-from lockstep.memory.trace import Ends, Given, Trace, effective, follow, read_matrix, shares_of
+from lockstep.memory.trace import STRIDE, Ends, Given, Trace, advanced, effective, follow, read_matrix, shares_of
 from lockstep.memory.types import Memory, Weights
 
 
 def adjoint(given: Given, trace: Trace, said_bar: Part, last_bar: Sequence[Part], spec: MemorySpec) -> Given:
     """Adjoints in the shape of what was given, from those of the last reads and of the last memory."""
     bars = cleared(given)
-    count = spec.layers
-    held_bar = [zeros_unless(bar, stack[0]) for bar, stack in zip(last_bar, trace.held, strict=False)]
-    velocity_bar = [zeros_unless(bar, stack[0]) for bar, stack in zip(last_bar[count:], trace.velocity, strict=True)]
+    first = trace.memories[0]
+    held_bar = [zeros_unless(bar, matrix) for bar, matrix in zip(last_bar, first.weights, strict=False)]
+    moving = first.velocity or ()
+    velocity_bar = [zeros_unless(bar, matrix) for bar, matrix in zip(last_bar[spec.layers :], moving, strict=True)]
     point_bar: list[Tensor] | None = None
-    for i in reversed(range(given.keys.shape[0])):
-        elsewhere = i == 0 and given.point is not None
-        point = given.point if elsewhere and given.point is not None else tuple(stack[i] for stack in trace.held)
-        again = rewritten(i, given, trace, spec)
-        found = through_reads(i, point, again.made, said_bar, given, trace, bars, spec)
-        through_advance(i, again.made, given, trace, held_bar, velocity_bar, found, bars)
-        weights_bar = through_writes(i, effective(point, spec), again, given, trace, found, bars, spec)
-        at_point = through_retention(point, weights_bar, spec)
+    for i, memory, again in backwards(given, trace, spec):
+        found = through_reads(i, again.point, memory, again.made, said_bar, given, trace, bars, spec)
+        through_advance(i, memory, again.made, given, held_bar, velocity_bar, found, bars)
+        weights_bar = through_writes(i, again, given, trace, found, bars, spec)
+        at_point = through_retention(again.point, weights_bar, spec)
         at_point = [plus(one, more.point) for one, more in zip(at_point, found, strict=True)]
-        if elsewhere:
+        if i == 0 and given.point is not None:
             point_bar = at_point
         else:
             held_bar = [one.add_(other) for one, other in zip(held_bar, at_point, strict=True)]
-    memory = Memory(tuple(held_bar), tuple(velocity_bar) if velocity_bar else None)
-    return bars._replace(memory=memory, point=None if point_bar is None else tuple(point_bar))
+    memory_bar = Memory(tuple(held_bar), tuple(velocity_bar) if velocity_bar else None)
+    return bars._replace(memory=memory_bar, point=None if point_bar is None else tuple(point_bar))
+
+
+def backwards(given: Given, trace: Trace, spec: MemorySpec) -> Iterator[tuple[int, Memory, Rewritten]]:
+    """Each chunk from the last to the first, with the memory that it began with and what it wrote."""
+    chunks = given.keys.shape[0]
+    for copy in reversed(range(len(trace.memories))):
+        memory, group = trace.memories[copy], []
+        for i in range(copy * STRIDE, min(copy * STRIDE + STRIDE, chunks)):
+            if group:
+                memory = advanced(i - 1, memory, group[-1][2].made, given)
+            group.append((i, memory, rewritten(i, memory, given, trace, spec)))
+        yield from reversed(group)
 
 
 def cleared(given: Given) -> Given:
@@ -64,20 +74,26 @@ def cleared(given: Given) -> Given:
 class Rewritten(NamedTuple):
     """What a chunk wrote, computed again, and the derivatives of its activations."""
 
+    point: Weights
+    """What was held where the gradients were taken, and the weights that this stood for."""
+    weights: Weights
     made: Writes
+    returned: list[Tensor]  # u, without the first matrix
     slopes: list[Tensor]
     curves: list[Tensor]
 
 
-def rewritten(i: int, given: Given, trace: Trace, spec: MemorySpec) -> Rewritten:
-    inputs, errors, slopes, curves = [given.keys[i]], [], [], []
-    for outputs, returned in zip(trace.outputs, trace.returned, strict=False):
-        value, slope, curve = with_slope_and_curve(outputs[i], spec.activation)
-        inputs.append(value)
-        slopes.append(slope)
-        curves.append(curve)
-        errors.append(returned[i] * slope)
-    return Rewritten(Writes(tuple(inputs), (*errors, trace.last_errors[i])), slopes, curves)
+def rewritten(i: int, memory: Memory, given: Given, trace: Trace, spec: MemorySpec) -> Rewritten:
+    point = given.point if i == 0 and given.point is not None else memory.weights
+    weights = effective(point, spec)
+    derived = [with_slope_and_curve(outputs[i], spec.activation) for outputs in trace.outputs[:-1]]
+    errors, returned = [trace.last_errors[i]], []
+    for (_, slope, _), matrix in zip(reversed(derived), reversed(weights), strict=False):
+        returned.append(torch.bmm(errors[-1], matrix.mT))
+        errors.append(returned[-1] * slope)
+    made = Writes((given.keys[i], *(value for value, _, _ in derived)), tuple(reversed(errors)))
+    slopes, curves = [slope for _, slope, _ in derived], [curve for _, _, curve in derived]
+    return Rewritten(point, weights, made, returned[::-1], slopes, curves)
 
 
 @dataclass
@@ -93,41 +109,48 @@ class LayerBars:
 
 
 def through_reads(
-    i: int, point: Weights, made: Writes, said_bar: Part, given: Given, trace: Trace, bars: Given, spec: MemorySpec
+    i: int,
+    point: Weights,
+    memory: Memory,
+    made: Writes,
+    said_bar: Part,
+    given: Given,
+    trace: Trace,
+    bars: Given,
+    spec: MemorySpec,
 ) -> list[LayerBars]:
     """Back over `read`."""
     shares = shares_of(given, i)
-    bar = torch.zeros_like(trace.reads[-1][i]) if said_bar is None else said_bar[i]
+    bar = torch.zeros_like(trace.last_errors[i]) if said_bar is None else said_bar[i]
     found: list[LayerBars] = []
-    rows = [with_slope(stack[i], spec.activation) for stack in trace.reads[:-1]]
+    rows = [with_slope(stack[i], spec.activation) for stack in trace.reads]
     for layer in range(len(point) - 1, -1, -1):
         x = rows[layer - 1][0] if layer else given.queries[i]
-        matrix = read_matrix(i, layer, point[layer], made, given, trace, spec)
+        matrix = read_matrix(layer, point[layer], memory, made, given, spec)
         x_bar, matrix_bar, shares_bar = through_applied(bar, x, matrix, shares)
         bars.shares.kept[i].add_(shares_bar.kept)
         bars.shares.written[i].add_(shares_bar.written)
         if bars.shares.carried is not None and shares_bar.carried is not None:
             bars.shares.carried[i].add_(shares_bar.carried)
-        found.append(through_follow(i, layer, point[layer], made, matrix_bar, given, trace, bars, spec))
+        found.append(through_follow(layer, point[layer], memory, made, matrix_bar, given, bars, spec))
         bar = x_bar.mul_(rows[layer - 1][1]) if layer else x_bar
     bars.queries[i] = bar
     return found[::-1]
 
 
 def through_follow(
-    i: int,
     layer: int,
     point: Tensor,
+    memory: Memory,
     made: Writes,
     bar: Matrix,
     given: Given,
-    trace: Trace,
     bars: Given,
     spec: MemorySpec,
 ) -> LayerBars:
     """Back over `read_matrix`."""
     anchor = None if given.anchor is None else given.anchor[layer]
-    held, errors = trace.held[layer][i], made.errors[layer]
+    held, errors = memory.weights[layer], made.errors[layer]
     if spec.retention == "l2":
         point_bar, held_bar, errors_bar, anchor_bar = None, bar.weights, bar.errors, bar.anchor
     else:
@@ -144,9 +167,9 @@ def through_follow(
 
 def through_advance(
     i: int,
+    memory: Memory,
     made: Writes,
     given: Given,
-    trace: Trace,
     held_bar: list[Tensor],
     velocity_bar: list[Tensor],
     found: list[LayerBars],
@@ -155,7 +178,7 @@ def through_advance(
     """Back over `advanced`; the adjoints of the memory become those before the chunk."""
     kept, written = given.ends.kept[i], given.ends.written[i]
     for layer, (after, own) in enumerate(zip(held_bar, found, strict=True)):
-        inputs, errors, held = made.inputs[layer], made.errors[layer], trace.held[layer][i]
+        inputs, errors, held = made.inputs[layer], made.errors[layer], memory.weights[layer]
         back = torch.bmm(inputs, after)
         bars.ends.written[i].sub_(along(errors, back))
         own.errors.addcmul_(back, written, value=-1)
@@ -165,15 +188,15 @@ def through_advance(
             bars.anchor[layer].addcmul_(after, 1 - kept)
         held_bar[layer] = own.held.addcmul_(after, kept)
         if velocity_bar:
-            velocity_bar[layer] = through_velocity(i, layer, made, given, trace, after, velocity_bar[layer], own, bars)
+            velocity_bar[layer] = through_velocity(i, layer, memory, made, given, after, velocity_bar[layer], own, bars)
 
 
 def through_velocity(
     i: int,
     layer: int,
+    memory: Memory,
     made: Writes,
     given: Given,
-    trace: Trace,
     after: Tensor,
     faster: Tensor,
     own: LayerBars,
@@ -189,7 +212,8 @@ def through_velocity(
     assert kept_bar is not None
     assert written_bar is not None
     assert own.velocity is not None
-    inputs, errors, velocity = made.inputs[layer], made.errors[layer], trace.velocity[layer][i]
+    assert memory.velocity is not None
+    inputs, errors, velocity = made.inputs[layer], made.errors[layer], memory.velocity[layer]
     back = torch.bmm(inputs, faster)
     written_bar[i].sub_(along(errors, back))
     own.errors.addcmul_(back, written[i], value=-1)
@@ -200,21 +224,15 @@ def through_velocity(
 
 
 def through_writes(
-    i: int,
-    weights: Weights,
-    again: Rewritten,
-    given: Given,
-    trace: Trace,
-    found: list[LayerBars],
-    bars: Given,
-    spec: MemorySpec,
+    i: int, again: Rewritten, given: Given, trace: Trace, found: list[LayerBars], bars: Given, spec: MemorySpec
 ) -> list[Tensor]:
     """Back over `write`: the adjoints of the weights that the gradients were taken at."""
+    weights = again.weights
     weights_bar: list[Tensor] = []
     slopes_bar = []
     for layer in range(1, len(weights)):
         before_bar = found[layer - 1].errors
-        slopes_bar.append(before_bar * trace.returned[layer - 1][i])
+        slopes_bar.append(before_bar * again.returned[layer - 1])
         returned_bar = before_bar.mul_(again.slopes[layer - 1])
         found[layer].errors.baddbmm_(returned_bar, weights[layer])
         weights_bar.append(torch.bmm(returned_bar.mT, again.made.errors[layer]))

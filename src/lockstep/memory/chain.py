@@ -17,7 +17,7 @@ from lockstep.memory.adjoint import adjoint
 from lockstep.memory.reading import Part, Shares
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine
-from lockstep.memory.trace import Ends, Given, Trace, run
+from lockstep.memory.trace import STRIDE, Ends, Given, Trace, run
 from lockstep.memory.types import Memory, Weights, exactly
 
 
@@ -63,8 +63,10 @@ class _Chain(torch.autograd.Function):
         trace, memory = run(layout.given(iter(flat)), spec)
         ctx.spec, ctx.layout = spec, layout
         ctx.set_materialize_grads(False)
-        hidden = (*trace.outputs, *trace.returned, trace.last_errors, *trace.reads)
-        ctx.save_for_backward(*flat, *trace.held, *trace.velocity, *hidden)
+        memories = [part for memory in trace.memories for part in (*memory.weights, *(memory.velocity or ()))]
+        # The last reads are what was said: nothing of the derivative needs them.
+        hidden = (*trace.outputs, trace.last_errors, *trace.reads[:-1])
+        ctx.save_for_backward(*flat, *hidden, *memories)
         return (trace.reads[-1], *memory.weights, *(memory.velocity or ()))
 
     @staticmethod
@@ -77,9 +79,11 @@ class _Chain(torch.autograd.Function):
         def stacks(count: int) -> list[Tensor]:
             return [next(saved) for _ in range(count)]
 
-        held, velocity = stacks(layout.layers), stacks(layout.layers if layout.velocity else 0)
-        outputs, returned, last_errors = stacks(layout.layers), stacks(layout.layers - 1), next(saved)
-        trace = Trace(held, velocity, outputs, returned, last_errors, stacks(layout.layers))
+        count = layout.layers
+        outputs, last_errors, reads = stacks(count), next(saved), stacks(count - 1)
+        copies = range(-(-given.keys.shape[0] // STRIDE))
+        memories = [Memory(layout.group(saved), layout.group(saved) if layout.velocity else None) for _ in copies]
+        trace = Trace(memories, outputs, last_errors, reads)
         with exactly(given.keys.device):
             bars = adjoint(given, trace, said_bar, last_bar, ctx.spec)
         return (None, None, *layout.flat(bars))

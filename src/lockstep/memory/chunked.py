@@ -16,6 +16,7 @@ from torch import Tensor
 from lockstep.memory.chain import chain
 from lockstep.memory.coefficients import Coefficients, before, coefficients
 from lockstep.memory.reading import Shares
+from lockstep.memory.recomputation import recomputed
 from lockstep.memory.retentions import Retained
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine, head, recall, writes
@@ -41,7 +42,7 @@ def chunked(
     """
     if tokens.keys.shape[0] == 1 and tokens.keys.shape[2] == 1:
         return one_token(tokens, memory, point, spec, affine, anchor)
-    found = coefficients(tokens.gates)
+    found = recomputed(coefficients, tokens.gates)
     given = Given(
         tokens.queries,
         tokens.keys,
@@ -55,7 +56,7 @@ def chunked(
         point,
     )
     said, memory = chain(given, spec)
-    return head(tokens.queries, said, spec, affine), memory
+    return recomputed(head, tokens.queries, said, spec, affine), memory
 
 
 def shares(found: Coefficients, spec: MemorySpec) -> Shares:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lockstep.memory.spec import MemorySpec
+from lockstep.memory.trace import STRIDE
 
 
 class Flops(NamedTuple):
@@ -23,18 +24,24 @@ def memory_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], length: int,
     count = exact_flops if spec.exact else chunk_flops
     parts = [count(spec, shapes, size, decay) for size in sizes]
     forward, extra = sum(part.forward for part in parts), sum(part.extra for part in parts)
-    if spec.exact:
-        extra += edges(spec, shapes, sizes)
+    extra += edges(spec, shapes, sizes) if spec.exact else between_copies(spec, shapes, whole)
     return Flops(forward, extra)
 
 
+def between_copies(spec: MemorySpec, shapes: Sequence[Sequence[int]], whole: int) -> float:
+    """Memories that were not kept are computed again: all of a group of chunks but the first, by steps of whole ones."""
+    again = whole - -(-whole // STRIDE)
+    return again * sum(step_flops(spec, (shape,), spec.chunk) for shape in shapes)
+
+
 def chunk_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int, decay: bool) -> Flops:
-    """One chunk of the dual form."""
+    """One chunk of the dual form; errors before the last matrix are computed again on the way back."""
     entries = [rows * columns for rows, columns in shapes]
     writes = sum(entries) + sum(entries[1:])
     steps = sum(entries) * (1 + spec.has_momentum)
     forward = 2.0 * size * (writes + steps) + read_flops(spec, shapes, size)
-    return with_coefficients(forward, again_flops(shapes, size), spec, size, decay)
+    extra = again_flops(shapes, size) + 2.0 * size * sum(entries[1:])
+    return with_coefficients(forward, extra, spec, size, decay)
 
 
 def read_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], size: int) -> float:

@@ -49,9 +49,9 @@ def sensitivity(spec: MemorySpec, head_dim: int, gain: float) -> float:
     keys, errors = torch.nn.functional.normalize(keys, dim=-1), torch.nn.functional.normalize(errors, dim=-1)
     # An inner product's gradient is minus the value: with it any error can be sent back through the structure.
     sending = spec.model_copy(update={"bias": "dot", "clip": None})
-    affine = Affine(torch.full((head_dim,), gain)) if spec.norm else Affine()
+    affine = Affine(torch.full((head_dim,), gain, device="cpu")) if spec.norm else Affine()
     made = writes(keys, -errors, None, tuple(start.weights for start in retained), sending, affine)
-    moved = torch.zeros(SAMPLES)
+    moved = torch.zeros(SAMPLES, device="cpu")
     for start, inputs, sent in zip(retained, made.inputs, made.errors, strict=True):
         moved += inputs.square().sum(-1) * (sent * start.follow(sent)).sum(-1)
     return float(moved.mean())

@@ -48,14 +48,16 @@ class Given(NamedTuple):
     point: Weights | None  # what the first chunk's gradients are taken at, where that is not the memory itself
 
 
+STRIDE = 4
+"""Chunks between two copies of the memory; those between are computed again."""
+
+
 @dataclass
 class Trace:
     """What the chunks leave behind, one stack [chunks, rows, …] per matrix; the rest is cheaper computed again."""
 
-    held: list[Tensor]  # at each chunk's start
-    velocity: list[Tensor]
+    memories: list[Memory]  # at the start of every STRIDE-th chunk
     outputs: list[Tensor]  # z
-    returned: list[Tensor]  # u, without the first matrix
     last_errors: Tensor  # e of the last matrix
     reads: list[Tensor]  # outputs for the queries
 
@@ -65,13 +67,11 @@ def run(given: Given, spec: MemorySpec) -> tuple[Trace, Memory]:
     trace = allocated(given)
     memory = given.memory
     for i in range(given.keys.shape[0]):
-        for stack, matrix in zip(trace.held, memory.weights, strict=True):
-            stack[i] = matrix
-        for stack, matrix in zip(trace.velocity, memory.velocity or (), strict=True):
-            stack[i] = matrix
+        if i % STRIDE == 0:
+            trace.memories.append(memory)
         point = given.point if i == 0 and given.point is not None else memory.weights
         made = write(i, effective(point, spec), given, trace, spec)
-        read(i, point, made, given, trace, spec)
+        read(i, point, memory, made, given, trace, spec)
         memory = advanced(i, memory, made, given)
     return trace, memory
 
@@ -84,10 +84,8 @@ def allocated(given: Given) -> Trace:
         return keys.new_empty(chunks, rows, *shape)
 
     return Trace(
-        held=[room(*shape) for shape in shapes],
-        velocity=[room(*shape) for shape in shapes] if given.memory.velocity is not None else [],
+        memories=[],
         outputs=[room(time, out) for _, out in shapes],
-        returned=[room(time, wide) for wide, _ in shapes[1:]],
         last_errors=room(time, shapes[-1][1]),
         reads=[room(time, out) for _, out in shapes],
     )
@@ -113,18 +111,17 @@ def write(i: int, weights: Weights, given: Given, trace: Trace, spec: MemorySpec
     )
     errors = [trace.last_errors[i]]
     for layer in range(len(weights) - 1, 0, -1):
-        returned = torch.bmm(errors[-1], weights[layer].mT, out=trace.returned[layer - 1][i])
-        errors.append(slopes[layer - 1].mul_(returned))
+        errors.append(slopes[layer - 1].mul_(torch.bmm(errors[-1], weights[layer].mT)))
     return Writes(tuple(inputs), tuple(reversed(errors)))
 
 
-def read(i: int, point: Weights, made: Writes, given: Given, trace: Trace, spec: MemorySpec) -> None:
+def read(i: int, point: Weights, memory: Memory, made: Writes, given: Given, trace: Trace, spec: MemorySpec) -> None:
     """What the queries of chunk i find, each after or before its own token's write."""
     shares = shares_of(given, i)
     x = given.queries[i]
     for layer in range(len(point)):
         x = activate(trace.reads[layer - 1][i], spec.activation) if layer else x
-        matrix = read_matrix(i, layer, point[layer], made, given, trace, spec)
+        matrix = read_matrix(layer, point[layer], memory, made, given, spec)
         trace.reads[layer][i] = applied(x, matrix, shares)
 
 
@@ -133,14 +130,11 @@ def shares_of(given: Given, i: int) -> Shares:
     return Shares(kept[i], written[i], None if carried is None else carried[i])
 
 
-def read_matrix(
-    i: int, layer: int, point: Tensor, made: Writes, given: Given, trace: Trace, spec: MemorySpec
-) -> Matrix:
-    """One matrix of chunk i in the form in which it is read."""
-    held, errors = trace.held[layer][i], made.errors[layer]
-    velocity = trace.velocity[layer][i] if trace.velocity else None
+def read_matrix(layer: int, point: Tensor, memory: Memory, made: Writes, given: Given, spec: MemorySpec) -> Matrix:
+    """One matrix of a chunk that begins with `memory`, in the form in which it is read."""
+    velocity = None if memory.velocity is None else memory.velocity[layer]
     anchor = None if given.anchor is None else given.anchor[layer]
-    followed = follow(point, held, errors, anchor, spec)
+    followed = follow(point, memory.weights[layer], made.errors[layer], anchor, spec)
     return Matrix(followed.weights, made.inputs[layer], followed.errors, velocity, followed.anchor, followed.base)
 
 

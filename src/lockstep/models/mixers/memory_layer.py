@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.memory.recomputation import recomputed
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.convolution import ShortConvolution
 from lockstep.models.mixers.mixer import Mixer
@@ -25,9 +26,11 @@ class MemoryLayer(Mixer):
 
     def step(self, x: Tensor, state: NeuralState | None) -> tuple[Tensor, NeuralState]:
         reads, state = self.memory.step(x, state)
-        normal = per_head(self.norm, reads, self.memory.heads)
-        y: Tensor = self.output(normal * F.silu(self.gate(x)))
+        y: Tensor = self.output(recomputed(self.gated, reads, self.gate(x)))
         return y, state
+
+    def gated(self, reads: Tensor, gate: Tensor) -> Tensor:
+        return per_head(self.norm, reads, self.memory.heads) * F.silu(gate)
 
     def initial_state(self, batch: int, capacity: int | None = None) -> NeuralState:
         return self.memory.initial_state(batch)

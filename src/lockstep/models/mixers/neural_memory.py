@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.memory.cost import memory_flops
 from lockstep.memory.initialisation import draw_weights, stable_rate
+from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import Weights, arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attention import POSITION_BYTES
@@ -82,9 +83,7 @@ class NeuralMemory(nn.Module):
         """
         if state is None:
             state, standing = self.initial_state(x.shape[0]), 0
-        qkv, tail = self.convolved(self.qkv(x), state.tail)
-        queries, keys, values = F.silu(qkv).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
-        queries, keys, values = (part.transpose(1, 2) for part in (unit(queries), unit(keys), values))
+        queries, keys, values, tail = recomputed(self.rows, self.qkv(x), state.tail)
         gates = self.gate_values(x)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, standing)
         if self.observer is not None:
@@ -92,6 +91,12 @@ class NeuralMemory(nn.Module):
         if self.ablation == "off":
             reads = torch.zeros_like(reads)
         return reads.transpose(1, 2).flatten(2), NeuralState(tail, memory)
+
+    def rows(self, qkv: Tensor, tail: Tail) -> tuple[Tensor, Tensor, Tensor, Tail]:
+        """Queries, keys and values [batch, heads, time, head_dim] from their projections."""
+        mixed, tail = self.convolved(qkv, tail)
+        queries, keys, values = F.silu(mixed).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
+        return unit(queries).transpose(1, 2), unit(keys).transpose(1, 2), values.transpose(1, 2), tail
 
     def recall(self, x: Tensor, held: Weights, tail: Tail) -> tuple[Tensor, Tail]:
         """What a memory that stands still says to the queries of x, [batch, time, dim]; the tail is theirs."""

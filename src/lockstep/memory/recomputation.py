@@ -1,0 +1,19 @@
+"""Doing cheap things twice to keep less in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+T = TypeVar("T")
+
+
+def recomputed(function: Callable[..., T], *arguments: Any) -> T:
+    """The function's value; where gradients are wanted, only its arguments are kept, and it is run again for them."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    value: T = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return value
