@@ -320,3 +320,9 @@ def test_a_value_stored_twice_is_found_and_silence_finds_nothing() -> None:
     assert found.found.tolist() == [[[False, True, True, False]]]
     assert found.strength.tolist() == [[[0, 2, 0.5, 0]]]
     assert found.cosine[0, 0, 1] == pytest.approx(2 / math.sqrt(4.01))
+
+
+def test_values_of_one_direction_are_one_value() -> None:
+    """Their cosines differ in the last bit, which decides nothing."""
+    values = (torch.tensor([0.1, 0.7, 0.3]) * torch.tensor([1.0, 3.0, 7.0, 11.0])[:, None])[None, None]
+    assert compared(values, values).found.all()

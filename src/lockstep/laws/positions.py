@@ -57,6 +57,13 @@ def states_saved(subject: Subject) -> None:
         loaded = load_state(path, like=model.initial_state(1))
     require_same_state(loaded, state, "a state read back")
     require_continuation(model, tokens, PREFIXES, loaded, "read back")
+    # As `step` leaves it, which a stack has copied: parts of it may be one tensor.
+    for length in (0, *PREFIXES, 8):
+        state = model.step(tokens[0][:, :length])[1] if length else model.initial_state(1)
+        with tempfile.TemporaryDirectory() as folder:
+            save_state(state, Path(folder) / "state.safetensors")
+            loaded = load_state(Path(folder) / "state.safetensors", like=state)
+        require_same_state(loaded, state, f"a state after {length} tokens, read back")
 
 
 def stacked(model: LanguageModel, tokens: Sequence[Tensor]) -> State:

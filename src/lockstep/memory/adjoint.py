@@ -24,7 +24,7 @@ from lockstep.memory.types import Memory, Weights
 def adjoint(given: Given, trace: Trace, said_bar: Part, last_bar: Sequence[Part], spec: MemorySpec) -> Given:
     """Adjoints in the shape of what was given, from those of the last reads and of the last memory."""
     bars = cleared(given)
-    first = trace.memories[0]
+    first = trace.kept(0)
     held_bar = [zeros_unless(bar, matrix) for bar, matrix in zip(last_bar, first.weights, strict=False)]
     moving = first.velocity or ()
     velocity_bar = [zeros_unless(bar, matrix) for bar, matrix in zip(last_bar[spec.layers :], moving, strict=True)]
@@ -46,8 +46,8 @@ def adjoint(given: Given, trace: Trace, said_bar: Part, last_bar: Sequence[Part]
 def backwards(given: Given, trace: Trace, spec: MemorySpec) -> Iterator[tuple[int, Memory, Rewritten]]:
     """Each chunk from the last to the first, with the memory that it began with and what it wrote."""
     chunks = given.keys.shape[0]
-    for copy in reversed(range(len(trace.memories))):
-        memory, group = trace.memories[copy], []
+    for copy in reversed(range(trace.held[0].shape[0])):
+        memory, group = trace.kept(copy), []
         for i in range(copy * STRIDE, min(copy * STRIDE + STRIDE, chunks)):
             if group:
                 memory = advanced(i - 1, memory, group[-1][2].made, given)

@@ -17,7 +17,7 @@ from lockstep.memory.adjoint import adjoint
 from lockstep.memory.reading import Part, Shares
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine
-from lockstep.memory.trace import STRIDE, Ends, Given, Trace, run
+from lockstep.memory.trace import Ends, Given, Trace, run
 from lockstep.memory.types import Memory, Weights, exactly
 
 
@@ -63,10 +63,9 @@ class _Chain(torch.autograd.Function):
         trace, memory = run(layout.given(iter(flat)), spec)
         ctx.spec, ctx.layout = spec, layout
         ctx.set_materialize_grads(False)
-        memories = [part for memory in trace.memories for part in (*memory.weights, *(memory.velocity or ()))]
         # The last reads are what was said: nothing of the derivative needs them.
         hidden = (*trace.outputs, trace.last_errors, *trace.reads[:-1])
-        ctx.save_for_backward(*flat, *hidden, *memories)
+        ctx.save_for_backward(*flat, *hidden, *trace.held, *trace.velocity)
         return (trace.reads[-1], *memory.weights, *(memory.velocity or ()))
 
     @staticmethod
@@ -81,9 +80,8 @@ class _Chain(torch.autograd.Function):
 
         count = layout.layers
         outputs, last_errors, reads = stacks(count), next(saved), stacks(count - 1)
-        copies = range(-(-given.keys.shape[0] // STRIDE))
-        memories = [Memory(layout.group(saved), layout.group(saved) if layout.velocity else None) for _ in copies]
-        trace = Trace(memories, outputs, last_errors, reads)
+        held, velocity = stacks(count), stacks(count if layout.velocity else 0)
+        trace = Trace(held, velocity, outputs, last_errors, reads)
         with exactly(given.keys.device):
             bars = adjoint(given, trace, said_bar, last_bar, ctx.spec)
         return (None, None, *layout.flat(bars))

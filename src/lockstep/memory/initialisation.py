@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ def draw_weights(spec: MemorySpec, heads: int, head_dim: int, generator: torch.G
     hidden = spec.expansion * head_dim
     widths = [head_dim, *[hidden] * (spec.layers - 1), head_dim]
     drawn = []
-    for layer, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+    for layer, (inputs, outputs) in enumerate(pairwise(widths)):
         noise = torch.randn(heads, inputs, outputs, generator=generator, device="cpu")
         # A unit key has the norm 1, not the root of its width.
         wanted = 1.0 if layer == 0 and spec.layers > 1 else inputs**-0.5

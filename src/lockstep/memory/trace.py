@@ -56,10 +56,22 @@ STRIDE = 4
 class Trace:
     """What the chunks leave behind, one stack [chunks, rows, …] per matrix; the rest is cheaper computed again."""
 
-    memories: list[Memory]  # at the start of every STRIDE-th chunk
+    held: list[Tensor]  # [copies, rows, in, out], at the start of every STRIDE-th chunk
+    velocity: list[Tensor]
     outputs: list[Tensor]  # z
     last_errors: Tensor  # e of the last matrix
     reads: list[Tensor]  # outputs for the queries
+
+    def keep(self, copy: int, memory: Memory) -> None:
+        """Copied into one room: blocks that live long between others that do not would scatter the heap."""
+        for stack, matrix in zip(self.held, memory.weights, strict=True):
+            stack[copy] = matrix
+        for stack, matrix in zip(self.velocity, memory.velocity or (), strict=True):
+            stack[copy] = matrix
+
+    def kept(self, copy: int) -> Memory:
+        velocity = tuple(stack[copy] for stack in self.velocity)
+        return Memory(tuple(stack[copy] for stack in self.held), velocity or None)
 
 
 def run(given: Given, spec: MemorySpec) -> tuple[Trace, Memory]:
@@ -68,7 +80,7 @@ def run(given: Given, spec: MemorySpec) -> tuple[Trace, Memory]:
     memory = given.memory
     for i in range(given.keys.shape[0]):
         if i % STRIDE == 0:
-            trace.memories.append(memory)
+            trace.keep(i // STRIDE, memory)
         point = given.point if i == 0 and given.point is not None else memory.weights
         made = write(i, effective(point, spec), given, trace, spec)
         read(i, point, memory, made, given, trace, spec)
@@ -80,11 +92,14 @@ def allocated(given: Given) -> Trace:
     keys, weights = given.keys, given.memory.weights
     (chunks, rows, time), shapes = keys.shape[:3], [matrix.shape[1:] for matrix in weights]
 
+    copies = -(-chunks // STRIDE)
+
     def room(*shape: int) -> Tensor:
         return keys.new_empty(chunks, rows, *shape)
 
     return Trace(
-        memories=[],
+        held=[keys.new_empty(copies, rows, *shape) for shape in shapes],
+        velocity=[keys.new_empty(copies, rows, *shape) for shape in shapes if given.memory.velocity is not None],
         outputs=[room(time, out) for _, out in shapes],
         last_errors=room(time, shapes[-1][1]),
         reads=[room(time, out) for _, out in shapes],

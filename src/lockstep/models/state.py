@@ -67,7 +67,8 @@ def reset(state: State, rows: Tensor, initial: State) -> State:
 
 def save_state(state: State, path: Path) -> None:
     """Write a state to a file that holds tensors and nothing else."""
-    save_file({name: tensor.detach().contiguous() for name, tensor in named_tensors(state)}, path)
+    # Cloned, because a file cannot hold two names for one tensor, as a memory at a chunk's start has.
+    save_file({name: tensor.detach().clone().contiguous() for name, tensor in named_tensors(state)}, path)
 
 
 def load_state(path: Path, like: State) -> State:

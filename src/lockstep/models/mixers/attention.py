@@ -153,11 +153,13 @@ class Attention(Mixer):
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, heads, time, head_dim], turned by position where rotary."""
         split = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        queries, keys, values = split.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        if self.rope_theta is not None:
-            queries = rotate(queries, positions, self.rope_theta, self.rotary_dim)
-            keys = rotate(keys, positions, self.rope_theta, self.rotary_dim)
+        turned, values = split.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        queries, keys = self.turned(turned, positions).split((self.heads, self.kv_heads), dim=1)
         return queries, keys, values
+
+    def turned(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys [batch, heads, time, head_dim], turned by position where rotary."""
+        return rows if self.rope_theta is None else rotate(rows, positions, self.rope_theta, self.rotary_dim)
 
     def prefix(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values [kv_heads, persistent, head_dim] of the persistent tokens."""

@@ -14,24 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import Weights
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attention import POSITION_BYTES, Attention
 from lockstep.models.mixers.memory_gate import MemoryGate
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Tail, normed
-from lockstep.models.rotary import rotate
 
 EPSILON = 1e-6
-
-Prefix = tuple[Tensor, Tensor] | None
-"""Keys and values of the persistent tokens."""
 
 
 class ContextState(NamedTuple):
     """What MAC carries: the open segment, and the memory. Without memory its parts are empty."""
 
-    keys: Tensor  # [batch, heads, contexts × segment, head_dim]: those of the reads, then those of the tokens
+    keys: Tensor  # [batch, heads, slots, head_dim]: of the persistent tokens, of the segment's reads, of its tokens
     values: Tensor
     position: Tensor  # [batch], tokens seen
     tail: Tail  # of the convolution of the queries to the standing memory
@@ -39,12 +36,20 @@ class ContextState(NamedTuple):
     memory: NeuralState | tuple[()]
 
 
-class Segment(NamedTuple):
-    """Rows of some tokens, seen by their segment: [batch, heads, time, head_dim] each."""
+class Rows(NamedTuple):
+    """What tokens bring to their segment, all made before any of it is run; [batch, heads, time, head_dim] each."""
 
     queries: Tensor
-    keys: tuple[Tensor, ...]  # of the reads, where there is a memory, and of the tokens
-    values: tuple[Tensor, ...]
+    keys: Tensor
+    values: Tensor
+    asking: Tensor | None  # queries to the standing memory
+
+
+class Piece(NamedTuple):
+    """Tokens that no sample's segment begins among."""
+
+    place: slice
+    phase: int | None  # where in their segment the first of them stands, if that is the same in all samples
 
 
 class MemoryAsContext(Mixer):
@@ -54,10 +59,12 @@ class MemoryAsContext(Mixer):
         """The attention lends its projections and persistent tokens; a segment is a whole number of chunks."""
         super().__init__()
         self.attention, self.memory, self.segment = attention, memory, segment
-        dim = attention.output.in_features
-        self.gate = MemoryGate(dim, attention.heads, use_memory=memory is not None)
-        self.read_norm = None if memory is None else nn.RMSNorm(dim, eps=EPSILON)
-        self.write_norm = None if memory is None else nn.RMSNorm(dim, eps=EPSILON)
+        self.dim = attention.output.in_features
+        self.contexts = 1 if memory is None else 2
+        self.persistent = 0 if attention.persistent is None else attention.persistent.shape[0]
+        self.gate = MemoryGate(self.dim, attention.heads, use_memory=memory is not None)
+        self.read_norm = None if memory is None else nn.RMSNorm(self.dim, eps=EPSILON)
+        self.write_norm = None if memory is None else nn.RMSNorm(self.dim, eps=EPSILON)
 
     @property
     def output(self) -> nn.Linear:
@@ -66,129 +73,127 @@ class MemoryAsContext(Mixer):
     def step(self, x: Tensor, state: ContextState | None) -> tuple[Tensor, ContextState]:
         standing: int | Tensor = 0 if state is None else state.position
         state = self.initial_state(x.shape[0]) if state is None else state
-        mixed, prefix = [], self.attention.prefix()
-        for piece, phase in self.pieces(x, standing):
-            y, state = self.within_segment(piece, phase, state, prefix)
+        inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
+        rows, tail = self.rows(x, inside, state.tail)
+        state = state._replace(tail=tail)
+        mixed = []
+        for piece in self.pieces(standing, x.shape[1], x.device):
+            y, state = self.within_segment(x, rows, inside, piece, state)
             mixed.append(y)
-        return self.output(torch.cat(mixed, dim=1)), state
+        return self.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)), state
 
-    def pieces(self, x: Tensor, position: Tensor | int) -> Iterator[tuple[Tensor, int | None]]:
-        """Cut the time so that no sample crosses a segment's start, with the phase where it is common to all."""
-        time = x.shape[1]
-        if isinstance(position, Tensor) and time == 1 and x.device.type != "cpu":
-            yield x, None  # asking where the samples stand would make the device wait
+    def rows(self, x: Tensor, inside: Tensor, tail: Tail) -> tuple[Rows, Tail]:
+        queries, keys, values = self.attention.project(x, inside)
+        if self.memory is None:
+            return Rows(queries, keys, values, None), tail
+        asking, tail = self.memory.asking(x, tail)
+        return Rows(queries, keys, values, asking), tail
+
+    def pieces(self, position: Tensor | int, time: int, device: torch.device) -> Iterator[Piece]:
+        """Cut the time where a segment begins in any sample."""
+        if isinstance(position, Tensor) and time == 1 and device.type != "cpu":
+            yield Piece(slice(0, 1), None)  # asking where the samples stand would make the device wait
             return
         places = [position] if isinstance(position, int) else position.tolist()
         phases, done = {at % self.segment for at in places}, 0
         while done < time:
             now = {(phase + done) % self.segment for phase in phases}
             size = min(time - done, *(self.segment - phase for phase in now))
-            yield x[:, done : done + size], now.pop() if len(now) == 1 else None
+            yield Piece(slice(done, done + size), now.pop() if len(now) == 1 else None)
             done += size
 
     def within_segment(
-        self, x: Tensor, phase: int | None, state: ContextState, prefix: Prefix
+        self, x: Tensor, rows: Rows, inside: Tensor, piece: Piece, state: ContextState
     ) -> tuple[Tensor, ContextState]:
         """Read, attend, write, gate, for tokens of one segment; before the output projection."""
-        positions = state.position[:, None] % self.segment + torch.arange(x.shape[1], device=x.device)
-        segment, tail = self.project(x, positions, state)
-        attended, keys, values = self.attend(segment, positions, phase, state, prefix)
+        x, inside = x[:, piece.place], inside[:, piece.place]
+        rows = Rows(*(None if part is None else part[:, :, piece.place] for part in rows))  # type: ignore[arg-type] # only the last may be absent
+        attended, keys, values = recomputed(self.attend, rows, inside, piece.phase, state)
         attended = x + attended
         standing, memory, reads = state.standing, state.memory, None
         if self.memory is not None and self.write_norm is not None and isinstance(memory, NeuralState):
-            reads, memory = self.memory.step(normed(self.write_norm, attended), memory, phase)
-            standing = self.stands(standing, memory, positions, phase)
-        after = ContextState(keys, values, state.position + x.shape[1], tail, standing, memory)
-        return self.gate(attended, reads), after
-
-    def project(self, x: Tensor, positions: Tensor, state: ContextState) -> tuple[Segment, Tail]:
-        """Queries of the tokens, keys and values of what the standing memory says to them and of themselves."""
-        queries, keys, values = self.attention.project(x, positions)
-        if self.memory is None or self.read_norm is None:
-            return Segment(queries, (keys,), (values,)), state.tail
-        reads, tail = self.memory.recall(x, state.standing, state.tail)
-        own = F.linear(
-            normed(self.read_norm, reads), self.attention.qkv.weight[self.attention.heads * self.attention.head_dim :]
-        )
-        read_keys, read_values = own.unflatten(-1, (2, self.attention.heads, -1)).movedim(2, 0).transpose(2, 3)
-        if self.attention.rope_theta is not None:
-            read_keys = rotate(read_keys, positions, self.attention.rope_theta, self.attention.rotary_dim)
-        return Segment(queries, (read_keys, keys), (read_values, values)), tail
+            reads, memory = self.memory.step(normed(self.write_norm, attended), memory, piece.phase)
+            standing = self.stands(standing, memory, inside, piece.phase)
+        after = ContextState(keys, values, state.position + x.shape[1], state.tail, standing, memory)
+        return recomputed(self.gate, attended, reads), after
 
     def attend(
-        self, segment: Segment, positions: Tensor, phase: int | None, state: ContextState, prefix: Prefix
+        self, rows: Rows, inside: Tensor, phase: int | None, state: ContextState
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Attention inside the segment, and its keys and values after these tokens."""
-        time = positions.shape[1]
+        """Attention inside the segment [batch, time, dim], and its keys and values after these tokens."""
+        keys, values = self.context(rows, inside, state.standing)
+        time = inside.shape[1]
+        everybody = torch.ones(1, time, self.persistent, dtype=torch.bool, device=inside.device)
         if phase == 0:
             # Nothing of the segment lies in the cache yet, and nothing need be put there if it ends here.
-            keys, values = torch.cat(segment.keys, dim=2), torch.cat(segment.values, dim=2)
-            inside = torch.arange(time, device=positions.device)
-            mask = (inside[:, None] >= inside.repeat(len(segment.keys)))[None]
+            order = torch.arange(time, device=inside.device)
+            mask = (order[:, None] >= order.repeat(self.contexts))[None]
             cached = state.keys, state.values
             if time < self.segment:
-                cached = (
-                    self.put(state.keys, segment.keys, positions),
-                    self.put(state.values, segment.values, positions),
-                )
+                cached = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
+            pinned = state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]
+            keys, values = torch.cat((pinned[0], keys), dim=2), torch.cat((pinned[1], values), dim=2)
         else:
-            keys, values = (
-                self.put(state.keys, segment.keys, positions),
-                self.put(state.values, segment.values, positions),
-            )
-            slots = torch.arange(keys.shape[2], device=positions.device) % self.segment
-            mask = positions[:, :, None] >= slots
+            keys, values = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
             cached = keys, values
-        keys, values, mask = self.attention.with_prefix(keys, values, mask, prefix)
-        mixed = self.attention.attend(segment.queries, keys, values, mask[:, None])
+            mask = inside[:, :, None] >= torch.arange(self.segment, device=inside.device).repeat(self.contexts)
+        mask = torch.cat((everybody.expand(mask.shape[0], -1, -1), mask), dim=2)
+        mixed = self.attention.attend(rows.queries, keys, values, mask[:, None])
         return self.attention.merge(mixed), *cached
 
-    def put(self, cache: Tensor, rows: tuple[Tensor, ...], positions: Tensor) -> Tensor:
-        """The cache with rows at their places in the segment."""
-        slots = torch.cat([positions + part * self.segment for part in range(len(rows))], dim=1)
-        new = torch.cat(rows, dim=2).to(cache.dtype)
-        return cache.scatter(2, slots[:, None, :, None].expand_as(new), new)
+    def context(self, rows: Rows, inside: Tensor, standing: Weights) -> tuple[Tensor, Tensor]:
+        """Keys and values of what the standing memory says to the tokens, and of the tokens themselves."""
+        if self.memory is None or self.read_norm is None or rows.asking is None:
+            return rows.keys, rows.values
+        reads = normed(self.read_norm, self.memory.recall(rows.asking, standing))
+        pair = F.linear(reads, self.attention.qkv.weight[self.dim :]).unflatten(-1, (2, self.attention.heads, -1))
+        keys, values = pair.permute(2, 0, 3, 1, 4).unbind()
+        keys = self.attention.turned(keys, inside)
+        return torch.cat((keys, rows.keys), dim=2), torch.cat((values, rows.values), dim=2)
 
-    def stands(self, standing: Weights, memory: NeuralState, positions: Tensor, phase: int | None) -> Weights:
+    def put(self, cache: Tensor, rows: Tensor, inside: Tensor) -> Tensor:
+        """The cache with rows at their places in the segment."""
+        slots = torch.cat([inside + (self.persistent + part * self.segment) for part in range(self.contexts)], dim=1)
+        return cache.scatter(2, slots[:, None, :, None].expand_as(rows), rows.to(cache.dtype))
+
+    def stands(self, standing: Weights, memory: NeuralState, inside: Tensor, phase: int | None) -> Weights:
         """The memory that the next token reads: a new one where its segment has ended."""
         held = memory.memory.weights
         if phase is not None:
-            return held if phase + positions.shape[1] == self.segment else standing
-        ended = (positions[:, -1] + 1 == self.segment)[:, None, None, None]
+            return held if phase + inside.shape[1] == self.segment else standing
+        ended = (inside[:, -1] + 1 == self.segment)[:, None, None, None]
         return tuple(torch.where(ended, new, old) for new, old in zip(held, standing, strict=True))
 
     def initial_state(self, batch: int, capacity: int | None = None) -> ContextState:
-        contexts = 1 if self.memory is None else 2
-        shape = (batch, self.attention.heads, contexts * self.segment, self.attention.head_dim)
+        shape = (batch, self.attention.heads, self.contexts * self.segment, self.attention.head_dim)
         position = torch.zeros(batch, dtype=torch.int64, device=self.like.device)
-        caches = self.zeros(*shape), self.zeros(*shape)
+        prefix = self.attention.prefix() or (self.zeros(*shape)[0, :, :0],) * 2
+        caches = [torch.cat((part.expand(batch, -1, -1, -1), self.zeros(*shape)), dim=2) for part in prefix]
         if self.memory is None:
-            return ContextState(*caches, position, (), (), ())
+            return ContextState(caches[0], caches[1], position, (), (), ())
         memory = self.memory.initial_state(batch)
         tail = self.memory.initial_tail(batch, self.memory.dim)
-        return ContextState(*caches, position, tail, memory.memory.weights, memory)
+        return ContextState(caches[0], caches[1], position, tail, memory.memory.weights, memory)
 
     def initialise(self) -> None:
         if self.memory is not None:
             self.memory.initialise()
 
     def cost(self, length: int) -> Cost:
-        attention, dim = self.attention, self.attention.output.in_features
-        persistent = 0 if attention.persistent is None else attention.persistent.shape[0]
-        contexts = 1 if self.memory is None else 2
         whole, rest = divmod(length, self.segment)
-        pairs = whole * self.segment * (contexts * self.segment + persistent) + rest * (contexts * rest + persistent)
-        flops = 2 * product_flops(dim, 1) * pairs / length
-        flops += product_flops(*attention.qkv.weight.shape)
-        flops += product_flops(dim, dim)
-        cache = 2 * contexts * self.segment * dim * self.like.element_size() + POSITION_BYTES
-        own = Cost(forward_flops=flops, state_bytes=cache)
+        pairs = sum(
+            count * size * (self.contexts * size + self.persistent)
+            for count, size in ((whole, self.segment), (1, rest))
+        )
+        scores = 2 * product_flops(self.dim, 1) * pairs / length
+        projections = product_flops(*self.attention.qkv.weight.shape) + product_flops(self.dim, self.dim)
+        slots = self.persistent + self.contexts * self.segment
+        cache = 2 * slots * self.dim * self.like.element_size() + POSITION_BYTES
+        # Who attends to what is computed again on the way back; what comes of it is not needed there.
+        own = Cost(forward_flops=projections + scores, state_bytes=cache, extra_flops=scores / 2)
         if self.memory is None:
             return own
-        recalled = product_flops(dim, dim) + self.memory.recall_flops()
-        bytes_ = self.memory.tail_bytes(dim) + self.memory.held_bytes(1)
-        return (
-            own
-            + self.memory.cost(length)
-            + Cost(forward_flops=recalled + product_flops(dim, 2 * dim), state_bytes=bytes_)
-        )
+        recalled = self.memory.recall_flops() + product_flops(self.dim, 2 * self.dim)
+        standing = self.memory.tail_bytes(self.dim) + self.memory.held_bytes(1)
+        asked = Cost(forward_flops=product_flops(self.dim, self.dim) + recalled, extra_flops=recalled)
+        return own + asked + self.memory.cost(length, self.segment) + Cost(state_bytes=standing)

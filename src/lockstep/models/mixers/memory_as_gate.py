@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from lockstep.memory.recomputation import recomputed
 from lockstep.models.cost import Cost
 from lockstep.models.mixers.attention import Attention, KeyValueCache
 from lockstep.models.mixers.memory_gate import MemoryGate
@@ -37,7 +38,7 @@ class MemoryAsGate(Mixer):
         if state is not None:
             return self.step(x, state)[0]
         reads = None if self.memory is None else self.memory.step(x, None)[0]
-        y: Tensor = self.output(self.gate(self.attention.mix(x), reads))
+        y: Tensor = self.output(recomputed(self.gate, self.attention.mix(x), reads))
         return y
 
     def step(self, x: Tensor, state: BothState | None) -> tuple[Tensor, BothState]:

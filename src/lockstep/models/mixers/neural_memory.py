@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
-from lockstep.memory.cost import memory_flops
+from lockstep.memory.cost import Flops, memory_flops
 from lockstep.memory.initialisation import draw_weights, stable_rate
 from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import Weights, arithmetic
@@ -98,14 +98,20 @@ class NeuralMemory(nn.Module):
         queries, keys, values = F.silu(mixed).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
         return unit(queries).transpose(1, 2), unit(keys).transpose(1, 2), values.transpose(1, 2), tail
 
-    def recall(self, x: Tensor, held: Weights, tail: Tail) -> tuple[Tensor, Tail]:
-        """What a memory that stands still says to the queries of x, [batch, time, dim]; the tail is theirs."""
-        mixed, tail = self.convolved(F.linear(x, self.qkv.weight[: self.dim]), tail)
-        queries = unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim))).transpose(1, 2)
+    def asking(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+        """Queries alone, [batch, heads, time, head_dim]; the tail is theirs."""
+        return recomputed(self.query_rows, F.linear(x, self.qkv.weight[: self.dim]), tail)
+
+    def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+        mixed, tail = self.convolved(projected, tail)
+        return unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim))).transpose(1, 2), tail
+
+    def recall(self, queries: Tensor, held: Weights) -> Tensor:
+        """What a memory that stands still says to queries, [batch, time, dim]."""
         reads = recollect(queries, held, self.spec, self.outer)
         if self.ablation == "off":
             reads = torch.zeros_like(reads)
-        return reads.transpose(1, 2).flatten(2), tail
+        return reads.transpose(1, 2).flatten(2)
 
     def convolved(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         if self.conv is None:
@@ -156,18 +162,21 @@ class NeuralMemory(nn.Module):
         }
         self.gates.bias.copy_(torch.cat([first[name] for name in self.gate_names]))
 
-    def cost(self, length: int) -> Cost:
-        shapes = [matrix.shape[1:] for matrix in self.weights]
-        memory = memory_flops(self.spec, shapes, length, self.decay)
+    def cost(self, length: int, at_once: int | None = None) -> Cost:
+        """At this length, run through in pieces of `at_once` tokens."""
+        whole, rest = divmod(length, at_once or length)
+        runs = [self.run_flops(at_once or length)] * whole + [self.run_flops(rest)] * (rest > 0)
         share = self.heads / length
         projections = product_flops(*self.qkv.weight.shape) + product_flops(*self.gates.weight.shape)
+        held = self.held_bytes(3 if self.spec.has_momentum else 2)
         return Cost(
-            forward_flops=projections + share * memory.forward,
-            state_bytes=self.tail_bytes(3 * self.dim)
-            + self.held_bytes(3 if self.spec.has_momentum else 2)
-            + POSITION_BYTES,
-            extra_flops=share * memory.extra,
+            forward_flops=projections + share * sum(run.forward for run in runs),
+            state_bytes=self.tail_bytes(3 * self.dim) + held + POSITION_BYTES,
+            extra_flops=share * sum(run.extra for run in runs),
         )
+
+    def run_flops(self, tokens: int) -> Flops:
+        return memory_flops(self.spec, [matrix.shape[1:] for matrix in self.weights], tokens, self.decay)
 
     def recall_flops(self) -> float:
         """Per token, of the matrices alone."""
