@@ -45,12 +45,12 @@ MISTAKES: dict[str, tuple[str, Spoil, str]] = {
     "too few matrices": (
         "Titans",
         lambda case: case._replace(memory=Memory(case.memory.weights[:1], case.memory.velocity)),
-        "the specification has 2 matrices, the memory 1",
+        "matrices: the specification has 2, the memory 1",
     ),
     "too many matrices": (
         "delta rule",
         lambda case: case._replace(memory=Memory(case.memory.weights * 3)),
-        "the specification has 1 matrices, the memory 3",
+        "matrices: the specification has 1, the memory 3",
     ),
     "momentum without velocity": ("Titans", without_velocity, "rule momentum: a momentum gate and a velocity belong"),
     "momentum without its gate": ("Titans", without_momentum, "rule momentum: a momentum gate and a velocity belong"),

@@ -47,7 +47,8 @@ def backwards(given: Given, trace: Trace, spec: MemorySpec) -> Iterator[tuple[in
     """Each chunk from the last to the first, with the memory that it began with and what it wrote."""
     chunks = given.keys.shape[0]
     for copy in reversed(range(trace.held[0].shape[0])):
-        memory, group = trace.kept(copy), []
+        memory = trace.kept(copy)
+        group: list[tuple[int, Memory, Rewritten]] = []
         for i in range(copy * STRIDE, min(copy * STRIDE + STRIDE, chunks)):
             if group:
                 memory = advanced(i - 1, memory, group[-1][2].made, given)
@@ -62,13 +63,23 @@ def cleared(given: Given) -> Given:
         return None if part is None else torch.zeros_like(part)
 
     anchor = None if given.anchor is None else tuple(torch.zeros_like(matrix) for matrix in given.anchor)
-    rows = (torch.zeros_like(part) for part in (given.queries, given.keys, given.values))
     shares = Shares(
         torch.zeros_like(given.shares.kept), torch.zeros_like(given.shares.written), zeros(given.shares.carried)
     )
     ends = Ends(torch.zeros_like(given.ends.kept), torch.zeros_like(given.ends.written), *map(zeros, given.ends[2:]))
     affine = Affine(*map(zeros, given.affine))
-    return Given(*rows, zeros(given.threshold), affine, shares, ends, given.memory, anchor, None)
+    return Given(
+        torch.zeros_like(given.queries),
+        torch.zeros_like(given.keys),
+        torch.zeros_like(given.values),
+        zeros(given.threshold),
+        affine,
+        shares,
+        ends,
+        given.memory,
+        anchor,
+        None,
+    )
 
 
 class Rewritten(NamedTuple):
@@ -151,13 +162,11 @@ def through_follow(
     """Back over `read_matrix`."""
     anchor = None if given.anchor is None else given.anchor[layer]
     held, errors = memory.weights[layer], made.errors[layer]
-    if spec.retention == "l2":
-        point_bar, held_bar, errors_bar, anchor_bar = None, bar.weights, bar.errors, bar.anchor
-    else:
+    found: list[Part] = [None, bar.weights, bar.errors, bar.anchor]
+    if spec.retention != "l2":
         wanted = (bar.weights, bar.errors, bar.anchor, bar.base)
-        point_bar, held_bar, errors_bar, anchor_bar = differentiated(
-            lambda *parts: follow(*parts, spec), (point, held, errors, anchor), wanted
-        )
+        found = differentiated(lambda p, h, e, a: follow(p, h, e, a, spec), (point, held, errors, anchor), wanted)
+    point_bar, held_bar, errors_bar, anchor_bar = found
     if anchor_bar is not None and bars.anchor is not None:
         bars.anchor[layer].add_(anchor_bar)
     assert held_bar is not None
@@ -288,8 +297,8 @@ class HeadParts(NamedTuple):
 def squared_error_after_norm(parts: HeadParts, error: Tensor, bar: Tensor, spec: MemorySpec) -> HeadParts:
     """By hand for the usual memory, which spends more on its head than on its products otherwise.
 
-    With n the normalised output, s one over its standard deviation and J = s (1 - mean - n mean(n ·)), which is symmetric,
-    the error is J g, where g = gain * r and r = gain * n + shift + key - value.
+    With n the normalised output, s one over its standard deviation and J = s (1 - mean - n mean(n ·)), which is
+    symmetric, the error is J g, where g = gain * r and r = gain * n + shift + key - value.
     """
     assert parts.outputs is not None
     assert parts.values is not None

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lockstep.memory.adjoint import adjoint
+from lockstep.memory.derivatives import only_first
 from lockstep.memory.reading import Part, Shares
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine
@@ -69,7 +69,7 @@ class _Chain(torch.autograd.Function):
         return (trace.reads[-1], *memory.weights, *(memory.velocity or ()))
 
     @staticmethod
-    @once_differentiable
+    @only_first
     def backward(ctx: Any, said_bar: Part, *last_bar: Part) -> tuple[Any, ...]:
         layout: Layout = ctx.layout
         saved = iter(ctx.saved_tensors)

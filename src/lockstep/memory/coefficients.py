@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from lockstep.memory.derivatives import only_first
 from lockstep.memory.types import Gates, exactly
 
 
@@ -42,14 +42,15 @@ class _Products(torch.autograd.Function):
         return products
 
     @staticmethod
-    @once_differentiable
+    @only_first
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (products,) = ctx.saved_tensors
         # P is the inverse of I - diag(g)·shift, so that dP = P diag(dg) shift P.
         with exactly(products.device):
             later = products.mT @ gradient
         earlier = torch.nn.functional.pad(products[..., :-1, :], (0, 0, 1, 0))
-        return (later * earlier).sum(dim=-1)
+        gates_bar: Tensor = (later * earlier).sum(dim=-1)
+        return gates_bar
 
 
 def products(gates: Tensor) -> Tensor:

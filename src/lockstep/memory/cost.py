@@ -29,7 +29,7 @@ def memory_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], length: int,
 
 
 def between_copies(spec: MemorySpec, shapes: Sequence[Sequence[int]], whole: int) -> float:
-    """Memories that were not kept are computed again: all of a group of chunks but the first, by steps of whole ones."""
+    """Memories that were not kept are computed again: all of a group of chunks but the first."""
     again = whole - -(-whole // STRIDE)
     return again * sum(step_flops(spec, (shape,), spec.chunk) for shape in shapes)
 

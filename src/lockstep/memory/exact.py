@@ -45,7 +45,8 @@ def exact(
     matrix = Matrix(
         held, tokens.keys, torch.stack(errors), velocity, None if target is None else target.expand_as(held)
     )
-    said = apply(*flattened((tokens.queries,)), Matrix(*flattened(matrix)), Shares(*flattened(shares(found, spec))))
+    queries = tokens.queries.flatten(0, 1)
+    said = apply(queries, Matrix(*flattened(matrix)), Shares(*flattened(shares(found, spec))))
     return head(tokens.queries, said.unflatten(0, tokens.queries.shape[:2]), spec, affine), memory
 
 
@@ -74,8 +75,11 @@ def advanced(keys: Tensor, errors: Tensor, last: Ends, memory: Memory, anchor: T
     if anchor is not None:
         held = torch.addcmul(held, anchor, 1 - last.kept)
     held = torch.baddbmm(held, keys.mT, errors * last.written, alpha=-1)
-    if memory.velocity is None or last.carried is None or last.velocity_kept is None:
+    if memory.velocity is None:
         return Memory((held,))
+    assert last.carried is not None
+    assert last.velocity_kept is not None
+    assert last.velocity_written is not None
     velocity = memory.velocity[0]
     faster = torch.baddbmm(velocity * last.velocity_kept, keys.mT, errors * last.velocity_written, alpha=-1)
     return Memory((torch.addcmul(held, velocity, last.carried),), (faster,))

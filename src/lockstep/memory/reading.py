@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from lockstep.memory.derivatives import only_first
 from lockstep.memory.types import exactly
 
 Part = Tensor | None
@@ -90,7 +90,7 @@ class _Apply(torch.autograd.Function):
         return applied(x, Matrix(*parts[:6]), Shares(*parts[6:]))
 
     @staticmethod
-    @once_differentiable
+    @only_first
     def backward(ctx: Any, bar: Tensor) -> tuple[Part, ...]:
         x, *parts = ctx.saved_tensors
         with exactly(x.device):

@@ -1,9 +1,9 @@
 """Retentions: how what is held becomes weights.
 
 l2 holds the weights themselves. lq (Moneta) holds A with W = A / ‖A‖_q^(q-2), one norm per matrix. kl (Memora) holds
-log W up to a shift of each row, with W = c softmax over a row. The last two are not linear, so they are applied at the
-chunk's start, and inside the chunk W moves with what is held along a fixed linear map: lq's scale is frozen, and softmax
-is replaced by its derivative at the uniform distribution, (x - mean of x) / width, which keeps the sum of a row.
+log W up to a shift of each row, with W = c softmax over a row. The last two are not linear, so they are applied at
+the chunk's start, and inside the chunk W moves with what is held along a fixed linear map: lq's scale is frozen, and
+softmax is replaced by its derivative at the uniform distribution, (x - mean of x) / width, which keeps a row's sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Retained:
         self.held = held
         self.scale: Tensor | None = None
         if self.kind == "lq":
-            self.scale = 1 / (lq_norm(held, spec.q) ** (spec.q - 2)).clamp(TINY, 1 / TINY)
+            largest = torch.finfo(held.dtype).max ** 0.5
+            self.scale = 1 / (lq_norm(held, spec.q) ** (spec.q - 2)).clamp(TINY, largest)
         self.weights = self.simplex * held.softmax(dim=-1) if self.kind == "kl" else self.follow(held)
 
     def follow(self, change: Tensor) -> Tensor:

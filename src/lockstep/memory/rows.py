@@ -24,11 +24,16 @@ class Rows:
 
     def chunks(self, x: Tensor, chunk: int) -> Tensor:
         """[batch, heads, time, …] to [time / chunk, rows, chunk, …]."""
+        if x.shape[2] == chunk:
+            return x.to(self.dtype).flatten(0, 1)[None]
         folded: Tensor = x.to(self.dtype).unflatten(2, (-1, chunk)).movedim(2, 0).flatten(1, 2)
         return folded
 
     def joined(self, x: Tensor) -> Tensor:
         """[chunks, rows, chunk, …] to [batch, heads, time, …]."""
+        if x.shape[0] == 1:
+            one: Tensor = x[0].unflatten(0, (self.batch, self.heads))
+            return one
         joined: Tensor = x.unflatten(1, (self.batch, self.heads)).movedim(0, 2).flatten(2, 3)
         return joined
 
@@ -42,8 +47,13 @@ class Rows:
 
     def weights(self, matrices: Weights) -> Weights:
         """[batch, heads, in, out], or [heads, in, out] for every sample alike, to [rows, in, out]."""
-        shape = (self.batch, self.heads)
-        return tuple(matrix.to(self.dtype).expand(*shape, *matrix.shape[-2:]).flatten(0, 1) for matrix in matrices)
+        return tuple(self.row_wise(matrix.to(self.dtype)) for matrix in matrices)
+
+    def row_wise(self, matrix: Tensor) -> Tensor:
+        if matrix.ndim == 3:
+            # One sample needs no copy of what every sample shares.
+            return matrix if self.batch == 1 else matrix.repeat(self.batch, 1, 1)
+        return matrix.flatten(0, 1)
 
     def apart(self, matrices: Weights) -> Weights:
         """[rows, in, out] to [batch, heads, in, out]."""
@@ -52,7 +62,7 @@ class Rows:
     def affine(self, outer: Outer) -> Affine:
         """[heads, dim] to [rows, 1, dim]."""
         lent = (outer.gain, outer.shift)
-        return Affine(*(None if x is None else x.to(self.dtype).repeat(self.batch, 1)[:, None] for x in lent))
+        return Affine(*(None if x is None else self.row_wise(x.to(self.dtype)[:, None]) for x in lent))
 
     def anchor(self, outer: Outer, spec: MemorySpec) -> Weights | None:
         """Where forgetting leads, [rows, in, out]; None is zero."""

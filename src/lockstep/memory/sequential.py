@@ -5,6 +5,9 @@ Slow, and meant to be read: the other forms are compared with this one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -14,6 +17,9 @@ from lockstep.memory.retentions import Retained
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import Affine, head, network, recall
 from lockstep.memory.types import Memory, Weights
+
+Vjp = tuple[Tensor, Callable[[Tensor], Weights]]
+"""A value, and what sends a gradient at it back to the arguments."""
 
 
 def sequential(
@@ -60,8 +66,8 @@ def gradients(
     key: Tensor, value: Tensor, threshold: Tensor | None, weights: Weights, spec: MemorySpec, affine: Affine
 ) -> Weights:
     """The gradient of one token's loss in each matrix, [..., in, out]."""
-    z, through_network = torch.func.vjp(lambda *matrices: network(key, matrices, spec), *weights)
-    said, through_head = torch.func.vjp(lambda z: head(key, z, spec, affine), z)
+    # torch's stubs say that vjp gives three things; it gives two.
+    z, through_network = cast(Vjp, torch.func.vjp(lambda *matrices: network(key, matrices, spec), *weights))
+    said, through_head = cast(Vjp, torch.func.vjp(lambda z: head(key, z, spec, affine), z))
     (error,) = through_head(output_gradient(spec, said, value, threshold))
-    found: Weights = through_network(clipped(error, spec.clip))
-    return found
+    return through_network(clipped(error, spec.clip))

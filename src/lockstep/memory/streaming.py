@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.memory.chunked import chunked
 from lockstep.memory.checks import check
+from lockstep.memory.chunked import chunked
 from lockstep.memory.exact import exact
 from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
@@ -35,10 +35,11 @@ class MemoryState(NamedTuple):
     """[batch]: tokens seen."""
 
 
-def begin(memory: Memory) -> MemoryState:
-    """The state before the first token."""
+def begin(memory: Memory, position: Tensor | None = None) -> MemoryState:
+    """The state before the first token, or, with a position [batch], of a memory that a chunk begins with there."""
     first = memory.weights[0]
-    position = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
+    if position is None:
+        position = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
     weights = tuple(matrix.to(arithmetic(matrix.dtype)) for matrix in memory.weights)
     velocity = tuple(matrix.to(arithmetic(matrix.dtype)) for matrix in memory.velocity or ())
     return MemoryState(weights, weights, velocity, position)
@@ -79,7 +80,8 @@ def stream(
     after = MemoryState(
         rows.apart(point), rows.apart(memory.weights), rows.apart(memory.velocity or ()), position + time
     )
-    return torch.cat(reads, dim=2).to(queries.dtype), after
+    joined = reads[0] if len(reads) == 1 else torch.cat(reads, dim=2)
+    return joined.to(queries.dtype), after
 
 
 def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:

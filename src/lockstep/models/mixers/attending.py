@@ -62,4 +62,5 @@ def kernel(device: str) -> Callable[..., Any]:
     """Compiled where that fuses it; on a CPU as it is."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if device == "cpu" else torch.compile(flex_attention)
+    plain: Callable[..., Any] = flex_attention
+    return plain if device == "cpu" else torch.compile(plain)

@@ -142,7 +142,8 @@ class Attention(Mixer):
         keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
         mask = mask.repeat(batch, 1, 1)[:, None]
         mixed = self.attend(queries.flatten(0, 1), keys, values, mask).unflatten(0, (batch, blocks))
-        return mixed.transpose(1, 2).flatten(2, 3)[:, :, :time]
+        joined: Tensor = mixed.transpose(1, 2).flatten(2, 3)[:, :, :time]
+        return joined
 
     def initial_state(self, batch: int, capacity: int | None = None) -> KeyValueCache:
         slots = self.window or capacity or self.max_length
@@ -175,7 +176,7 @@ class Attention(Mixer):
     def with_prefix(
         self, keys: Tensor, values: Tensor, mask: Tensor, prefix: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and mask [batch, queries, keys] with the persistent tokens, which everybody sees, before them."""
+        """Keys, values and mask [batch, queries, keys] with the persistent tokens first, which everybody sees."""
         if prefix is None:
             return keys, values, mask
         joined = [

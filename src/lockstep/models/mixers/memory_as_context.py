@@ -1,8 +1,8 @@
 """Titans' MAC: attention over a segment whose context the memory supplies; what it makes of it is written back.
 
-Per segment, in the paper's order: read, attend, write, gate. Taken literally the printed equations see the future in two
-places, and both are repaired. Token i sees the reads h_1..h_i of its segment and not all of them, because h_j is made of
-token j; and its output is gated by the memory as it stands after token i and not after the segment.
+Per segment, in the paper's order: read, attend, write, gate. Taken literally, the printed equations see the future in
+two places, and both are repaired. Token i sees the reads h_1..h_i of its segment and not all of them, because h_j is
+made of token j; and its output is gated by the memory as it stands after token i and not after the segment.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ EPSILON = 1e-6
 
 
 class MemoryAsLayer(Mixer):
-    """o = output(m + attention(norm(x + m))) with m = norm(memory(x)): each part keeps its own way into the residual."""
+    """o = output(m + attention(norm(x + m))) with m = norm(memory(x)): each part has its own way into the output."""
 
     def __init__(self, attention: Attention, memory: NeuralMemory | None) -> None:
         super().__init__()

@@ -180,14 +180,18 @@ class NeuralMemory(nn.Module):
 
     def recall_flops(self) -> float:
         """Per token, of the matrices alone."""
-        return sum(2.0 * matrix.numel() for matrix in self.weights)
+        return 2.0 * self.held_numbers
 
     def tail_bytes(self, channels: int) -> int:
         return 0 if self.conv is None else (self.conv.width - 1) * channels * self.qkv.weight.element_size()
 
     def held_bytes(self, copies: int) -> int:
         """Copies of the memory, as held between tokens."""
-        return copies * sum(matrix.numel() for matrix in self.weights) * arithmetic(self.qkv.weight.dtype).itemsize
+        return copies * self.held_numbers * arithmetic(self.qkv.weight.dtype).itemsize
+
+    @property
+    def held_numbers(self) -> int:
+        return sum(matrix.numel() for matrix in self.weights)
 
 
 def unit(x: Tensor) -> Tensor:
