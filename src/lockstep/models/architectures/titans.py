@@ -95,27 +95,30 @@ class TitansSpec(ModelSpec):
 
 SMALL: dict[str, Any] = {"chunk": 4, "segment": 8, "window": 5, "persistent": 2}
 """At the laws' size: chunks, segments and windows that their sequences cross many times."""
-ABLATIONS: tuple[dict[str, Any], ...] = (
-    {**SMALL, "momentum": False},
-    {**SMALL, "decay": False},
-    {**SMALL, "conv": 0},
-    {**SMALL, "memory_depth": 1},
-    {**SMALL, "memory_depth": 3},
-    {**SMALL, "use_memory": False},
-)
 WITH_ATTENTION: tuple[dict[str, Any], ...] = (
     SMALL,
-    *ABLATIONS,
+    {**SMALL, "use_memory": False},
     {**SMALL, "persistent": 0},
     {**SMALL, "use_flex_attn": True},
 )
+"""The ablations of the memory itself are visited where it stands alone."""
 
 
 @architecture("titans-lmm")
 class TitansLmmSpec(TitansSpec):
     """The long-term memory alone."""
 
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (SMALL, *ABLATIONS, {**SMALL, "chunk": 7}, {**SMALL, "chunk": 1})
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        SMALL,
+        {**SMALL, "momentum": False},
+        {**SMALL, "decay": False},
+        {**SMALL, "conv": 0},
+        {**SMALL, "memory_depth": 1},
+        {**SMALL, "memory_depth": 3},
+        {**SMALL, "use_memory": False},
+        {**SMALL, "chunk": 7},
+        {**SMALL, "chunk": 1},
+    )
 
     def mixer(self, layer: int) -> Mixer:
         memory = self.memory()
