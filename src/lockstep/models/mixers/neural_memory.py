@@ -165,7 +165,7 @@ class NeuralMemory(nn.Module):
     def cost(self, length: int, at_once: int | None = None) -> Cost:
         """At this length, run through in pieces of `at_once` tokens."""
         whole, rest = divmod(length, at_once or length)
-        runs = [self.run_flops(at_once or length)] * whole + [self.run_flops(rest)] * (rest > 0)
+        runs = [self.run_flops(tokens) for tokens in [at_once or length] * whole + [rest] * (rest > 0)]
         share = self.heads / length
         projections = product_flops(*self.qkv.weight.shape) + product_flops(*self.gates.weight.shape)
         held = self.held_bytes(3 if self.spec.has_momentum else 2)
