@@ -18,7 +18,9 @@ def only_first(backward: Callable[P, R]) -> Callable[P, R]:
     @wraps(backward)
     def guarded(*arguments: P.args, **named: P.kwargs) -> R:
         if torch.is_grad_enabled():
-            raise RuntimeError('the "chunked" form has no second derivative; "sequential" has')
+            raise RuntimeError(
+                'this derivative is written out and has no second derivative; a "sequential" memory has one'
+            )
         return backward(*arguments, **named)
 
     return guarded

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from lockstep.memory.derivatives import only_first
 
 
 class ShortConvolution(nn.Module):
@@ -22,11 +26,7 @@ class ShortConvolution(nn.Module):
         """
         time, channels = x.shape[1:]
         joined = torch.cat((tail.to(x.dtype), x), dim=1)
-        weight = self.weight[:, :channels].to(x.dtype)
-        y = joined[:, :time] * weight[0]
-        # By shifted sums: on a CPU, torch's grouped convolution takes twice the time to differentiate.
-        for shift in range(1, self.width):
-            y = torch.addcmul(y, joined[:, shift : shift + time], weight[shift])
+        y: Tensor = _ShiftedSums.apply(joined, self.weight[:, :channels].to(x.dtype))  # type: ignore[no-untyped-call] # torch leaves apply untyped
         # Cloned, because a view would keep the whole sequence alive.
         return y, joined[:, time:].to(tail.dtype, copy=True)
 
@@ -38,3 +38,28 @@ class ShortConvolution(nn.Module):
         """Nearly the identity, so that a layer begins by seeing its own token."""
         nn.init.normal_(self.weight, std=0.1)
         self.weight[-1] += 1
+
+
+class _ShiftedSums(torch.autograd.Function):
+    """The convolution by shifted sums: on a CPU, torch's grouped convolution takes twice the time to differentiate."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor, weight: Tensor) -> Tensor:
+        """joined [batch, time + width - 1, channels], weight [width, channels]."""
+        ctx.save_for_backward(joined, weight)
+        time = joined.shape[1] - len(weight) + 1
+        y = joined[:, :time] * weight[0]
+        for shift in range(1, len(weight)):
+            y.addcmul_(joined[:, shift : shift + time], weight[shift])
+        return y
+
+    @staticmethod
+    @only_first
+    def backward(ctx: Any, bar: Tensor) -> tuple[Tensor, Tensor]:
+        joined, weight = ctx.saved_tensors
+        time = bar.shape[1]
+        joined_bar, weight_bar = torch.zeros_like(joined), torch.empty_like(weight)
+        for shift in range(len(weight)):
+            joined_bar[:, shift : shift + time].addcmul_(bar, weight[shift])
+            weight_bar[shift] = (bar * joined[:, shift : shift + time]).sum(dim=(0, 1))
+        return joined_bar, weight_bar
