@@ -1,7 +1,7 @@
 """A run of chunks as one differentiable operation.
 
-Its derivative is written out (`adjoint`): that keeps one copy of what each chunk begins with and a few rows per token,
-where automatic differentiation would keep every intermediate of every chunk.
+Its derivative is written out (`adjoint`): that keeps the memory at some chunks' starts and a few rows per token, where
+automatic differentiation would keep every intermediate of every chunk.
 """
 
 from __future__ import annotations

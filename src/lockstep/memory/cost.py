@@ -19,10 +19,11 @@ class Flops(NamedTuple):
 
 def memory_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], length: int, decay: bool) -> Flops:
     """From an empty start over `length` tokens; shapes are those of the matrices, and `decay` says if gates forget."""
-    whole, rest = divmod(length, spec.tile if spec.exact else spec.chunk)
-    sizes = [spec.tile if spec.exact else spec.chunk] * whole + [rest] * (rest > 0)
+    size = spec.tile if spec.exact else spec.chunk
+    whole, rest = divmod(length, size)
+    sizes = [size] * whole + [rest] * (rest > 0)
     count = exact_flops if spec.exact else chunk_flops
-    parts = [count(spec, shapes, size, decay) for size in sizes]
+    parts = [count(spec, shapes, tokens, decay) for tokens in sizes]
     forward, extra = sum(part.forward for part in parts), sum(part.extra for part in parts)
     extra += edges(spec, shapes, sizes) if spec.exact else between_copies(spec, shapes, whole)
     return Flops(forward, extra)

@@ -37,7 +37,7 @@ def memorize(
     if spec.decay_to == "initial" and outer.initial is None:
         outer = outer._replace(initial=memory.weights)
     if form == "chunked":
-        reads, state = stream(queries, keys, values, gates, begin(memory), spec, outer, standing=0)
+        reads, state = stream(queries, keys, values, gates, begin(memory), spec, outer, position=0)
         return reads, Memory(state.weights, state.velocity or None)
     if form != "sequential":
         raise ValueError(f"unknown form {form}; valid: sequential, chunked")

@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 def recomputed(function: Callable[..., T], *arguments: Any) -> T:
-    """The function's value; where gradients are wanted, only its arguments are kept, and it is run again for them."""
+    """The function's value; where gradients are wanted, only its arguments are kept, and it is run again for them.
+
+    It must not draw random numbers: the second time they would be others.
+    """
     if not torch.is_grad_enabled():
         return function(*arguments)
     value: T = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)

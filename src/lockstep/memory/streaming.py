@@ -53,11 +53,11 @@ def stream(
     state: MemoryState,
     spec: MemorySpec,
     outer: Outer,
-    standing: int | None = None,
+    position: int | None = None,
 ) -> tuple[Tensor, MemoryState]:
     """Reads [batch, heads, time, value_dim] and the state after the last token; any split gives the same.
 
-    `standing` is where all samples stand, if the caller knows it: else they are asked, for which a device must wait.
+    `position` is where all samples stand, if the caller knows it: else they are asked, for which a device must wait.
     """
     check(queries, keys, values, gates, Memory(state.weights, state.velocity or None), spec)
     batch, heads, time = keys.shape[:3]
@@ -65,20 +65,20 @@ def stream(
     affine, anchor = rows.affine(outer), rows.anchor(outer, spec)
     memory = Memory(rows.weights(state.weights), rows.weights(state.velocity) or None)
     point = rows.weights(state.point)
-    position, reads, done = state.position, [], 0
+    reads, done = [], 0
     with exactly(keys.device):
-        for piece in pieces(position if standing is None else standing, time, spec):
+        for piece in pieces(state.position if position is None else position, time, spec):
             tokens = rows.tokens(queries, keys, values, gates, slice(done, done + piece.size), piece.chunk)
             if spec.exact and piece.size > 1:
                 said, memory = exact(tokens, memory, spec, affine, anchor)
             else:
                 said, memory = chunked(tokens, memory, point, spec, affine, anchor)
             done += piece.size
-            closed = piece.closes if piece.closes is not None else at_start(position + done, heads, spec)
+            closed = piece.closes if piece.closes is not None else at_start(state.position + done, heads, spec)
             point = reopened(point, memory.weights, closed)
             reads.append(rows.joined(said))
     after = MemoryState(
-        rows.apart(point), rows.apart(memory.weights), rows.apart(memory.velocity or ()), position + time
+        rows.apart(point), rows.apart(memory.weights), rows.apart(memory.velocity or ()), state.position + time
     )
     joined = reads[0] if len(reads) == 1 else torch.cat(reads, dim=2)
     return joined.to(queries.dtype), after

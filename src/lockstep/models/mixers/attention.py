@@ -59,7 +59,10 @@ class Attention(Mixer):
         self.rotary_dim = self.head_dim if rotary_dim is None else rotary_dim
         self.dropout, self.flex, self.max_length = dropout, flex, max_length
         self.qkv = nn.Linear(dim, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
-        self.persistent = nn.Parameter(torch.randn(persistent, dim)) if persistent else None
+        # A table, as the tokens' own: optimizers neither decay nor orthogonalise it.
+        self.persistent = nn.Embedding(persistent, dim) if persistent else None
+        if persistent and (not causal or (rope_theta is not None and self.rotary_dim == self.head_dim)):
+            raise ValueError("persistent tokens need causal attention, and a part of each head that is not turned")
         self.output = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor, state: KeyValueCache | None = None) -> Tensor:
@@ -151,6 +154,12 @@ class Attention(Mixer):
         position = torch.zeros(batch, dtype=torch.int64, device=self.like.device)
         return KeyValueCache(self.zeros(*shape), self.zeros(*shape), position)
 
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Persistent tokens of the size that a norm gives the others."""
+        if self.persistent is not None:
+            nn.init.normal_(self.persistent.weight)
+
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, heads, time, head_dim], turned by position where rotary."""
         split = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -168,8 +177,10 @@ class Attention(Mixer):
             return None
         width = self.heads * self.head_dim
         bias = None if self.qkv.bias is None else self.qkv.bias[width:]
-        pair = F.linear(self.persistent, self.qkv.weight[width:], bias).unflatten(-1, (2, self.kv_heads, -1))
+        pair = F.linear(self.persistent.weight, self.qkv.weight[width:], bias).unflatten(-1, (2, self.kv_heads, -1))
         keys, values = pair.transpose(0, 2).unbind(1)
+        if self.rope_theta is None:
+            return keys, values
         still = torch.arange(self.head_dim, device=keys.device) >= self.rotary_dim
         return keys * still, values
 
@@ -206,7 +217,7 @@ class Attention(Mixer):
 
     def mixing_cost(self, length: int) -> Cost:
         """All but the output projection; the persistent tokens' own is done once for a batch, and not counted."""
-        persistent = 0 if self.persistent is None else self.persistent.shape[0]
+        persistent = 0 if self.persistent is None else self.persistent.num_embeddings
         queries, keys = length, length
         if self.window is not None and self.window < length:
             queries, keys = -(-length // self.window) * self.window, 2 * self.window

@@ -16,7 +16,8 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.channels, self.width = channels, width
-        self.weight = nn.Parameter(torch.empty(width, channels))
+        # Three dimensions, as torch's own: no matrix, and no optimizer takes it for one.
+        self.weight = nn.Parameter(torch.empty(width, 1, channels))
         self.initialise()
 
     def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,7 +27,7 @@ class ShortConvolution(nn.Module):
         """
         time, channels = x.shape[1:]
         joined = torch.cat((tail.to(x.dtype), x), dim=1)
-        y: Tensor = _ShiftedSums.apply(joined, self.weight[:, :channels].to(x.dtype))  # type: ignore[no-untyped-call] # torch leaves apply untyped
+        y: Tensor = _ShiftedSums.apply(joined, self.weight[:, 0, :channels].to(x.dtype))  # type: ignore[no-untyped-call] # torch leaves apply untyped
         # Cloned, because a view would keep the whole sequence alive.
         return y, joined[:, time:].to(tail.dtype, copy=True)
 

@@ -58,10 +58,12 @@ class MemoryAsContext(Mixer):
     def __init__(self, attention: Attention, memory: NeuralMemory | None, segment: int) -> None:
         """The attention lends its projections and persistent tokens; a segment is a whole number of chunks."""
         super().__init__()
+        if memory is not None and segment % memory.spec.chunk:
+            raise ValueError(f"segment {segment} is not a whole number of chunks of {memory.spec.chunk}")
         self.attention, self.memory, self.segment = attention, memory, segment
         self.dim = attention.output.in_features
         self.contexts = 1 if memory is None else 2
-        self.persistent = 0 if attention.persistent is None else attention.persistent.shape[0]
+        self.persistent = 0 if attention.persistent is None else attention.persistent.num_embeddings
         self.gate = MemoryGate(self.dim, attention.heads, use_memory=memory is not None)
         self.read_norm = None if memory is None else nn.RMSNorm(self.dim, eps=EPSILON)
         self.write_norm = None if memory is None else nn.RMSNorm(self.dim, eps=EPSILON)
@@ -71,13 +73,13 @@ class MemoryAsContext(Mixer):
         return self.attention.output
 
     def step(self, x: Tensor, state: ContextState | None) -> tuple[Tensor, ContextState]:
-        standing: int | Tensor = 0 if state is None else state.position
+        position: int | Tensor = 0 if state is None else state.position
         state = self.initial_state(x.shape[0]) if state is None else state
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
         rows, tail = self.rows(x, inside, state.tail)
         state = state._replace(tail=tail)
         mixed = []
-        for piece in self.pieces(standing, x.shape[1], x.device):
+        for piece in self.pieces(position, x.shape[1], x.device):
             y, state = self.within_segment(x, rows, inside, piece, state)
             mixed.append(y)
         return self.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)), state
@@ -108,7 +110,7 @@ class MemoryAsContext(Mixer):
         """Read, attend, write, gate, for tokens of one segment; before the output projection."""
         x, inside = x[:, piece.place], inside[:, piece.place]
         rows = Rows(*(None if part is None else part[:, :, piece.place] for part in rows))  # type: ignore[arg-type] # only the last may be absent
-        attended, keys, values = recomputed(self.attend, rows, inside, piece.phase, state)
+        attended, keys, values = self.attend(rows, inside, piece.phase, state)
         attended = x + attended
         standing, memory, reads = state.standing, state.memory, None
         if self.memory is not None and self.write_norm is not None and isinstance(memory, NeuralState):
@@ -121,7 +123,7 @@ class MemoryAsContext(Mixer):
         self, rows: Rows, inside: Tensor, phase: int | None, state: ContextState
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attention inside the segment [batch, time, dim], and its keys and values after these tokens."""
-        keys, values = self.context(rows, inside, state.standing)
+        keys, values = recomputed(self.context, rows, inside, state.standing)
         time = inside.shape[1]
         everybody = torch.ones(1, time, self.persistent, dtype=torch.bool, device=inside.device)
         if phase == 0:
@@ -176,6 +178,7 @@ class MemoryAsContext(Mixer):
         return ContextState(caches[0], caches[1], position, tail, memory.memory.weights, memory)
 
     def initialise(self) -> None:
+        self.attention.initialise()
         if self.memory is not None:
             self.memory.initialise()
 
@@ -189,11 +192,11 @@ class MemoryAsContext(Mixer):
         projections = product_flops(*self.attention.qkv.weight.shape) + product_flops(self.dim, self.dim)
         slots = self.persistent + self.contexts * self.segment
         cache = 2 * slots * self.dim * self.like.element_size() + POSITION_BYTES
-        # Who attends to what is computed again on the way back; what comes of it is not needed there.
-        own = Cost(forward_flops=projections + scores, state_bytes=cache, extra_flops=scores / 2)
+        own = Cost(forward_flops=projections + scores, state_bytes=cache)
         if self.memory is None:
             return own
         recalled = self.memory.recall_flops() + product_flops(self.dim, 2 * self.dim)
         standing = self.memory.tail_bytes(self.dim) + self.memory.held_bytes(1)
+        # What the memory says is computed again on the way back.
         asked = Cost(forward_flops=product_flops(self.dim, self.dim) + recalled, extra_flops=recalled)
         return own + asked + self.memory.cost(length, self.segment) + Cost(state_bytes=standing)

@@ -54,6 +54,7 @@ class MemoryAsGate(Mixer):
         return BothState(self.attention.initial_state(batch, capacity), memory)
 
     def initialise(self) -> None:
+        self.attention.initialise()
         if self.memory is not None:
             self.memory.initialise()
 

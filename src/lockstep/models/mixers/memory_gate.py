@@ -16,15 +16,16 @@ class MemoryGate(nn.Module):
         """Without memory only the first factor is left."""
         super().__init__()
         self.heads = heads
-        self.weight = nn.Parameter(torch.ones(2 if use_memory else 1, dim))
-        self.bias = nn.Parameter(torch.ones(2 if use_memory else 1, dim))
+        self.attention_weight, self.attention_bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.ones(dim))
+        self.read_weight = nn.Parameter(torch.ones(dim)) if use_memory else None
+        self.read_bias = nn.Parameter(torch.ones(dim)) if use_memory else None
 
     def forward(self, attended: Tensor, reads: Tensor | None) -> Tensor:
         """[batch, time, dim] from both."""
-        mixed = torch.addcmul(self.bias[0], self.normal(attended), self.weight[0])
-        if reads is None:
+        mixed = torch.addcmul(self.attention_bias, self.normal(attended), self.attention_weight)
+        if reads is None or self.read_weight is None or self.read_bias is None:
             return mixed
-        return mixed * F.silu(torch.addcmul(self.bias[1], self.normal(reads), self.weight[1]))
+        return mixed * F.silu(torch.addcmul(self.read_bias, self.normal(reads), self.read_weight))
 
     def normal(self, x: Tensor) -> Tensor:
         """Each head on its own."""

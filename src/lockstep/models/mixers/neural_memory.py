@@ -36,7 +36,10 @@ Ablation = Literal["off", "frozen"]
 
 
 class Observation(NamedTuple):
-    """What went through a memory in one call: [batch, heads, time, head_dim], gates [batch, heads, time]."""
+    """What went through a memory in one call: [batch, heads, time, head_dim], gates [batch, heads, time].
+
+    Reads are as made, whatever an ablation then does with them; those of a standing memory are not among them.
+    """
 
     queries: Tensor
     keys: Tensor
@@ -69,23 +72,23 @@ class NeuralMemory(nn.Module):
         self.gates = nn.Linear(dim, heads * len(self.gate_names))
         self.weights = nn.ParameterList(draw_weights(spec, heads, self.head_dim))
         first_gain = self.head_dim**-0.5
-        self.gain = nn.Parameter(torch.full((heads, self.head_dim), first_gain)) if spec.norm else None
-        self.shift = nn.Parameter(torch.zeros(heads, self.head_dim)) if spec.norm else None
+        self.gain = nn.Parameter(torch.full((dim,), first_gain)) if spec.norm else None
+        self.shift = nn.Parameter(torch.zeros(dim)) if spec.norm else None
         momentum = MOMENTUM if spec.has_momentum else 0.0
         self.largest_rate = HEADROOM * stable_rate(spec, self.head_dim, first_gain, momentum)
         self.ablation: Ablation | None = None
         self.observer: Callable[[Observation], None] | None = None
 
-    def step(self, x: Tensor, state: NeuralState | None, standing: int | None = None) -> tuple[Tensor, NeuralState]:
+    def step(self, x: Tensor, state: NeuralState | None, position: int | None = None) -> tuple[Tensor, NeuralState]:
         """What each token reads, [batch, time, dim], and the state after the last of them.
 
-        None starts a sequence; `standing` is where all samples stand, if that is known.
+        None starts a sequence; `position` is where all samples stand, if that is known.
         """
         if state is None:
-            state, standing = self.initial_state(x.shape[0]), 0
+            state, position = self.initial_state(x.shape[0]), 0
         queries, keys, values, tail = recomputed(self.rows, self.qkv(x), state.tail)
         gates = self.gate_values(x)
-        reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, standing)
+        reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
             self.observer(Observation(queries, keys, values, gates, reads, state.memory, memory))
         if self.ablation == "off":
@@ -129,18 +132,21 @@ class NeuralMemory(nn.Module):
         threshold = F.softplus(found["threshold"]) if "threshold" in found else None
         if self.ablation == "frozen":
             keep, rate = torch.ones_like(keep), torch.zeros_like(rate)
+            momentum = None if momentum is None else torch.zeros_like(momentum)
         return Gates(keep, rate, momentum, threshold)
 
     @property
     def outer(self) -> Outer:
-        return Outer(self.gain, self.shift, tuple(self.weights))
+        gain, shift = (None if x is None else x.view(self.heads, -1) for x in (self.gain, self.shift))
+        return Outer(gain, shift, tuple(self.weights))
 
     def initial_state(self, batch: int) -> NeuralState:
         return NeuralState(self.initial_tail(batch, 3 * self.dim), begin(self.initial_memory(batch)))
 
     def initial_memory(self, batch: int) -> Memory:
         exactly = arithmetic(self.qkv.weight.dtype)
-        weights = tuple(matrix.to(exactly).expand(batch, *matrix.shape) for matrix in self.weights)
+        # Cloned: a state that is written into must not write into the model.
+        weights = tuple(matrix.to(exactly).expand(batch, *matrix.shape).clone() for matrix in self.weights)
         velocity = tuple(torch.zeros_like(matrix) for matrix in weights) if self.spec.has_momentum else None
         return Memory(weights, velocity)
 
