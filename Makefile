@@ -37,6 +37,7 @@ test-slow: $(DEV_READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/memory.py
 
 clean:
 	rm -rf $(VENV) build dist

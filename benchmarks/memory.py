@@ -21,6 +21,7 @@ import gc
 import importlib
 import importlib.metadata
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -53,6 +54,12 @@ LEADING = ("titans-lmm", "titans-mac")
 TRAINING_BARS = {"titans-lmm": 0.6, "titans-mac": 0.45}
 PEER_BAR, MEMORY_BAR, DECODING_BAR, GROWTH_BAR = 15.0, 1.5, 1.5, 1.1
 
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "what tensors need": {"MALLOC_MMAP_THRESHOLD_": "131072"},
+    "as the system's allocator leaves it": {},
+}
+"""glibc keeps freed blocks between blocks in use; with a fixed threshold it gives each tensor's memory back at once."""
+
 PEER = "titans-pytorch"
 PEER_STEP = 0.1
 """Its largest step. With its own default, 1, the loss of an untrained model is NaN at updated weights."""
@@ -64,7 +71,11 @@ PEER_VARIANTS: dict[str, dict[str, Any]] = {
         "num_residual_streams": 4,
     },
 }
-"""One stream as everybody else has; four are its default, and no part of a memory."""
+"""One stream as everybody else has; four are its default, and no part of a memory. Its memory stands still for the 64
+tokens of a chunk, where ours gives each token its own: that is what it does at the granularities below."""
+GRANULARITIES, FEW = (1, 4), 256
+"""Tokens that share one state of the peer's memory: its constructor's default and its training script's. One sequence
+of FEW tokens: at 1,024 its weights per token would take tens of gigabytes."""
 
 Widths = Mapping[str, int | None]
 """Hidden width of each contestant's SwiGLU; None is the architecture's own."""
@@ -196,8 +207,8 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
-def speed(seconds: Sequence[float]) -> float:
-    return BATCH * LENGTH / statistics.median(seconds)
+def speed(seconds: Sequence[float], tokens: int = BATCH * LENGTH) -> float:
+    return tokens / statistics.median(seconds)
 
 
 def measure_training(widths: Widths, rounds: int) -> None:
@@ -219,21 +230,34 @@ def measure_peer(widths: Widths, rounds: int) -> None:
     except ImportError:
         emit({"name": "peer", "contestant": PEER, "value": None, "status": "not installed"})
         return
-    tokens = tokens_for_training()
-    models: dict[str, nn.Module] = {name: model_of(name, widths[name]) for name in LEADING}
     target = parameters_of(BASELINE, None)
     settings = {name: peer_settings(peer, variant, target) for name, variant in PEER_VARIANTS.items()}
+    beside_peer(peer, widths, settings, tokens_for_training(), rounds)
+    fine = {
+        f"{PEER}, memory moved every {size} tokens": peer_settings(
+            peer,
+            {"neural_memory_segment_len": size, "neural_memory_batch_size": CHUNK, "num_residual_streams": 1},
+            target,
+        )
+        for size in GRANULARITIES
+    }
+    beside_peer(peer, widths, fine, tokens_for_training()[:1, : FEW + 1], max(rounds // 2, 2))
+
+
+def beside_peer(peer: Any, widths: Widths, settings: Mapping[str, dict[str, Any]], tokens: Tensor, rounds: int) -> None:
+    models: dict[str, nn.Module] = {name: model_of(name, widths[name]) for name in LEADING}
     models |= {name: peer_model(peer, chosen) for name, chosen in settings.items()}
     seconds = in_turns({name: partial(both_ways, model, tokens) for name, model in models.items()}, rounds)
+    count = tokens[:, 1:].numel()
     version = importlib.metadata.version(PEER)
     for name, chosen in settings.items():
         counted, loss = peer_parameters(models[name]), forward_backward(models[name], tokens)
         more: dict[str, Any] = {"non_embedding_parameters": counted, "loss": loss, "settings": chosen}
-        report("peer", name, speed(seconds[name]), "tokens/s", version=version, **more)
+        report("peer", name, speed(seconds[name], count), "tokens/s", version=version, tokens=count, **more)
     for name in LEADING:
         for other in settings:
             ratio = paired(seconds[other], seconds[name])
-            report("peer", name, speed(seconds[name]), "tokens/s", ratio, least=PEER_BAR, against=other)
+            report("peer", name, speed(seconds[name], count), "tokens/s", ratio, least=PEER_BAR, against=other)
 
 
 def peer_settings(peer: Any, variant: Mapping[str, Any], target: int) -> dict[str, Any]:
@@ -281,21 +305,23 @@ def measure_memory(widths: Widths, rounds: int) -> None:
         emit({"name": "memory", "value": None, "status": "peaks are read from Linux's /proc"})
         return
     names = (BASELINE, *LEADING)
-    peaks: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(min(rounds - 1, PROCESSES)):
+    for kind, environment in ALLOCATORS.items():
+        peaks: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(min(rounds - 1, PROCESSES)):
+            for name in names:
+                peaks[name].append(peak_in_a_process(name, widths[name], environment))
+                say(f"  {name} {peaks[name][-1]:.1f} MB, {kind}")
         for name in names:
-            peaks[name].append(peak_in_a_process(name, widths[name]))
-            say(f"  {name} {peaks[name][-1]:.1f} MB")
-    for name in names:
-        most = MEMORY_BAR if name in LEADING else None
-        ratio = paired(peaks[name], peaks[BASELINE])
-        report("memory", name, statistics.median(peaks[name]), "MB", ratio, most=most)
+            most = MEMORY_BAR if name in LEADING else None
+            ratio = paired(peaks[name], peaks[BASELINE])
+            report("memory", name, statistics.median(peaks[name]), "MB", ratio, most=most, allocator=kind)
 
 
-def peak_in_a_process(name: str, hidden: int | None) -> float:
+def peak_in_a_process(name: str, hidden: int | None, environment: Mapping[str, str]) -> float:
     width = [] if hidden is None else ["--hidden", str(hidden)]
     command = [sys.executable, str(Path(__file__).resolve()), "--peak-of", name, *width]
-    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    child = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    return float(child.stdout)
 
 
 def peak_megabytes(name: str, hidden: int | None) -> float:
