@@ -34,6 +34,8 @@ BATCH, DIM, HEADS = 2, 16, 2
 CHUNK, SEGMENT, WINDOW, PERSISTENT = 4, 8, 5, 3
 LENGTH = 28
 """Three segments and a half; five windows and a part of one."""
+PIECES = [11, 1, 1, 15]
+"""A split that begins and ends inside segments, chunks and windows."""
 TURNED = 4
 """Of the eight numbers of a head, those that rotary turns."""
 WITH_ATTENTION = ("titans-mac", "titans-mag", "titans-mal")
@@ -84,9 +86,14 @@ def gradients(module: nn.Module, y: Tensor) -> dict[str, Tensor]:
 
 
 def check(mixer: M, formula: Callable[[M, Tensor], Tensor]) -> None:
-    """The same values, and the same gradients in every parameter."""
+    """The same values, at once and in pieces, and the same gradients in every parameter."""
     actual, expected = mixer(inputs()), formula(mixer, inputs())
     assert difference(actual, expected) < 1e-10
+    state = None
+    with torch.no_grad():
+        for piece, there in zip(inputs().split(PIECES, dim=1), expected.split(PIECES, dim=1), strict=True):
+            mixed, state = mixer.step(piece, state)
+            assert difference(mixed, there) < 1e-10
     found, wanted = gradients(mixer, actual), gradients(mixer, expected)
     assert found.keys() == wanted.keys() == dict(mixer.named_parameters()).keys()
     for name, gradient in wanted.items():
@@ -316,9 +323,9 @@ def test_gate(use_memory: bool) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ATTENTION)
-@pytest.mark.parametrize("persistent", [0, PERSISTENT])
+@pytest.mark.parametrize("fields", [{}, {"persistent": 0}, {"persistent": 0, "window": 64}], ids=str)
 @torch.no_grad()
-def test_flex_attention_gives_the_same(name: str, persistent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_gives_the_same(name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     flexibly = attending.flexibly
 
@@ -327,13 +334,13 @@ def test_flex_attention_gives_the_same(name: str, persistent: int, monkeypatch: 
         return flexibly(*arguments)
 
     monkeypatch.setattr(attending, "flexibly", counted)
-    plain, flexible = (model(name, persistent=persistent, use_flex_attn=flex) for flex in (False, True))
+    plain, flexible = (model(name, use_flex_attn=flex, **fields) for flex in (False, True))
     expected = plain(tokens())
     assert not calls
     assert difference(flexible(tokens()), expected) < 1e-10
     assert calls
     state = None
-    for piece, wanted in zip(tokens().split([11, 1, 1, 15], dim=1), expected.split([11, 1, 1, 15], dim=1), strict=True):
+    for piece, wanted in zip(tokens().split(PIECES, dim=1), expected.split(PIECES, dim=1), strict=True):
         logits, state = flexible.step(piece, state)
         assert difference(logits, wanted) < 1e-10
 
