@@ -12,7 +12,7 @@ from lockstep.laws.subject import randomise
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import build
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the other implementation is not installed")
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 PRECISIONS = [(torch.float64, 1e-10), (torch.float32, 1e-5)]

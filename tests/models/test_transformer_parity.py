@@ -10,7 +10,7 @@ from lockstep.laws.subject import randomise
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import build
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the other implementation is not installed")
 
 DEPTH, DIM, HEADS, HIDDEN = 3, 32, 4, 48
 LENGTH = 40

@@ -31,7 +31,7 @@ class MemoryAsLayer(Mixer):
         if state is not None:
             return self.step(x, state)[0]
         if self.memory is None:
-            return self.attention(x)  # type: ignore[no-any-return] # a module's call is untyped
+            return self.attention.forward(x)
         reads, above = self.below(x, self.memory.step(x, None)[0])
         y: Tensor = self.output(reads + self.attention.mix(above))
         return y
