@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.memory.recomputation import recomputed
-from lockstep.models.cost import Cost
-from lockstep.models.mixers.attention import Attention, KeyValueCache
+from lockstep.models.mixers.attention import Attention
+from lockstep.models.mixers.attention_and_memory import AttentionAndMemory, BothState
 from lockstep.models.mixers.memory_gate import MemoryGate
-from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState
 
 
-class BothState(NamedTuple):
-    """Of a mixer with attention and memory."""
-
-    attention: KeyValueCache
-    memory: NeuralState | tuple[()]
-
-
-class MemoryAsGate(Mixer):
+class MemoryAsGate(AttentionAndMemory):
     """o = gate(attention(x), memory(x))."""
 
     def __init__(self, attention: Attention, memory: NeuralMemory | None) -> None:
-        """The attention's own output projection is this mixer's."""
-        super().__init__()
-        self.attention, self.memory = attention, memory
+        super().__init__(attention, memory)
         self.gate = MemoryGate(attention.output.in_features, attention.heads, use_memory=memory is not None)
-
-    @property
-    def output(self) -> nn.Linear:
-        return self.attention.output
 
     def forward(self, x: Tensor, state: BothState | None = None) -> Tensor:
         if state is not None:
@@ -48,16 +32,3 @@ class MemoryAsGate(Mixer):
         if self.memory is not None and isinstance(memory, NeuralState):
             reads, memory = self.memory.step(x, memory)
         return self.output(self.gate(attended, reads)), BothState(cache, memory)
-
-    def initial_state(self, batch: int, capacity: int | None = None) -> BothState:
-        memory = () if self.memory is None else self.memory.initial_state(batch)
-        return BothState(self.attention.initial_state(batch, capacity), memory)
-
-    def initialise(self) -> None:
-        self.attention.initialise()
-        if self.memory is not None:
-            self.memory.initialise()
-
-    def cost(self, length: int) -> Cost:
-        memory = Cost() if self.memory is None else self.memory.cost(length)
-        return self.attention.cost(length) + memory

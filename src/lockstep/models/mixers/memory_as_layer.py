@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lockstep.models.cost import Cost
 from lockstep.models.mixers.attention import Attention
-from lockstep.models.mixers.memory_as_gate import BothState
-from lockstep.models.mixers.mixer import Mixer
+from lockstep.models.mixers.attention_and_memory import AttentionAndMemory, BothState
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, normed, per_head
 
 EPSILON = 1e-6
 
 
-class MemoryAsLayer(Mixer):
+class MemoryAsLayer(AttentionAndMemory):
     """o = output(m + attention(norm(x + m))) with m = norm(memory(x)): each part has its own way into the output."""
 
     def __init__(self, attention: Attention, memory: NeuralMemory | None) -> None:
-        super().__init__()
-        self.attention, self.memory = attention, memory
+        super().__init__(attention, memory)
         dim, head_dim = attention.output.in_features, attention.head_dim
         self.read_norm = None if memory is None else nn.RMSNorm(head_dim, eps=EPSILON)
         self.norm = None if memory is None else nn.RMSNorm(dim, eps=EPSILON)
-
-    @property
-    def output(self) -> nn.Linear:
-        return self.attention.output
 
     def forward(self, x: Tensor, state: BothState | None = None) -> Tensor:
         if state is not None:
@@ -53,16 +46,3 @@ class MemoryAsLayer(Mixer):
         assert self.norm is not None
         reads = per_head(self.read_norm, said, self.attention.heads)
         return reads, normed(self.norm, x + reads)
-
-    def initial_state(self, batch: int, capacity: int | None = None) -> BothState:
-        memory = () if self.memory is None else self.memory.initial_state(batch)
-        return BothState(self.attention.initial_state(batch, capacity), memory)
-
-    def initialise(self) -> None:
-        self.attention.initialise()
-        if self.memory is not None:
-            self.memory.initialise()
-
-    def cost(self, length: int) -> Cost:
-        memory = Cost() if self.memory is None else self.memory.cost(length)
-        return self.attention.cost(length) + memory
