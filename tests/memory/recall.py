@@ -6,7 +6,6 @@ independently of each other, so that a model without memory can do no better tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -26,8 +25,9 @@ FAR = DEPTH * WINDOW
 
 STAGES = (2, 4, 8, PAIRS)
 """Pairs in a training sequence, one stage after the other."""
-STAGE_STEPS = 60
-"""Steps of each stage; the last goes on. Steps alone decide, so that no model waits for what it cannot learn."""
+MASTERED, LONGEST_STAGE = 0.85, 200
+"""A stage ends once this share of its answers has lately been right, or after so many steps: the model without memory
+cannot master the longer ones, and must see them all the same."""
 QUERIES = 1024
 """In a training batch, at most: fewer pairs make more sequences."""
 LARGEST_BATCH = 256
@@ -76,14 +76,27 @@ def far_accuracy(model: LanguageModel) -> float:
     return float(right[task.distance > FAR].double().mean())
 
 
-def training_tasks(seed: int) -> Iterator[Task]:
-    """Without end."""
-    generator = torch.Generator().manual_seed(seed)
-    step = 0
-    while True:
-        pairs = STAGES[min(step // STAGE_STEPS, len(STAGES) - 1)]
-        yield draw_task(generator, min(QUERIES // pairs, LARGEST_BATCH), pairs)
-        step += 1
+class Curriculum:
+    """Which task comes next, given how the last were answered."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.stages = iter(STAGES)
+        self.begin_stage()
+
+    def begin_stage(self) -> None:
+        self.pairs = next(self.stages)
+        self.accuracy, self.steps = 0.0, 0
+
+    def next_task(self) -> Task:
+        return draw_task(self.generator, min(QUERIES // self.pairs, LARGEST_BATCH), self.pairs)
+
+    def answered(self, accuracy: float) -> None:
+        """The share of right answers to the task that came last."""
+        self.accuracy += 0.1 * (accuracy - self.accuracy)
+        self.steps += 1
+        if self.pairs < PAIRS and (self.accuracy > MASTERED or self.steps == LONGEST_STAGE):
+            self.begin_stage()
 
 
 def build(architecture: str, use_memory: bool, seed: int) -> LanguageModel:
@@ -107,15 +120,16 @@ def learn(architecture: str, *, use_memory: bool, steps: int, enough: float = 1.
     """Train for these steps, or until the held-out accuracy on far pairs is enough."""
     model = build(architecture, use_memory, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    for step, task in enumerate(training_tasks(seed + 1), start=1):
+    curriculum = Curriculum(seed + 1)
+    for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP)
-        token_losses(*answers(model, task)).mean().backward()
+        logits, values = answers(model, curriculum.next_task())
+        token_losses(logits, values).mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % SCORE_INTERVAL == 0 or step == steps:
-            far = far_accuracy(model)
-            if far >= enough or step == steps:
-                return Score(far, step)
-    raise AssertionError("tasks have no end")
+        curriculum.answered(float((logits.argmax(dim=-1) == values).double().mean()))
+        if step % SCORE_INTERVAL == 0 and far_accuracy(model) >= enough:
+            break
+    return Score(far_accuracy(model), step)

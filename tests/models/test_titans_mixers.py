@@ -351,7 +351,7 @@ def test_persistent_keys_are_not_turned(name: str) -> None:
     [attention] = [module for module in model(name).modules() if isinstance(module, Attention)]
     assert attention.rotary_dim == TURNED
     prefix = attention.prefix()
-    assert prefix is not None
+    assert prefix
     keys, values = prefix
     assert keys.shape == values.shape == (HEADS, PERSISTENT, DIM // HEADS)
     assert not keys[..., :TURNED].any()

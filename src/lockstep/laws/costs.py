@@ -34,13 +34,30 @@ def training_flops(subject: Subject) -> None:
         tokens = torch.zeros(BATCH, length, dtype=torch.int64, device="meta")
         with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
             model(tokens).sum().backward()
-        measured = counter.get_total_flops()
-        claimed = model.cost(length).training_flops * BATCH * length
-        if abs(claimed - measured) > TOLERANCE * measured:
-            raise LawBroken(
-                f"cost({length}) claims {claimed:.4g} training FLOPs for {BATCH}×{length} tokens, but "
-                f"{measured:.4g} were counted (ratio {claimed / max(measured, 1):.3f})"
-            )
+        cost = model.cost(length)
+        claimed = (cost.training_flops - 3 * cost.recurrence_flops) * BATCH * length
+        require_flops(claimed, counter, f"training FLOPs at {length} tokens")
+
+
+def decoding_flops(subject: Subject) -> None:
+    """One token after `length`, in a cache that holds them."""
+    model = subject.fresh(dim=WIDER * subject.spec().dim, max_length=max(LENGTHS)).to("meta")
+    for length in LENGTHS:
+        state = model.initial_state(BATCH, capacity=length)
+        with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
+            model.step(torch.zeros(BATCH, 1, dtype=torch.int64, device="meta"), state)
+        cost = model.cost(length)
+        claimed = (cost.decoding_flops - cost.recurrence_flops) * BATCH
+        require_flops(claimed, counter, f"decoding FLOPs after {length} tokens")
+
+
+def require_flops(claimed: float, counter: FlopCounterMode, what: str) -> None:
+    measured = counter.get_total_flops()
+    if abs(claimed - measured) > TOLERANCE * measured:
+        raise LawBroken(
+            f"cost claims {claimed:.4g} {what} for {BATCH} sequences, but {measured:.4g} were counted "
+            f"(ratio {claimed / max(measured, 1):.3f})"
+        )
 
 
 def parameter_counts(subject: Subject) -> None:

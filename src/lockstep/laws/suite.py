@@ -14,7 +14,7 @@ from lockstep.errors import UserError
 from lockstep.laws.batches import batch_independence
 from lockstep.laws.building import common_fields, same_seed_same_model
 from lockstep.laws.causality import no_future_leak
-from lockstep.laws.costs import parameter_counts, training_flops
+from lockstep.laws.costs import decoding_flops, parameter_counts, training_flops
 from lockstep.laws.generation import dropout_is_off, greedy_generation
 from lockstep.laws.gradients import checkpointed_gradients, every_gradient
 from lockstep.laws.law import Law, LawBroken, cannot_step, sees_everything
@@ -44,6 +44,7 @@ LAWS: tuple[Law, ...] = (
     Law("reach", "a token reaches exactly as far as declared", reach, sees_everything),
     Law("parameters", "cost counts the parameters", parameter_counts),
     Law("training-flops", "cost counts the training FLOPs within 1 %", training_flops),
+    Law("decoding-flops", "cost counts a decoded token's FLOPs within 1 %", decoding_flops, cannot_step),
     Law("every-gradient", "every parameter gets a gradient", every_gradient),
     Law("gradient-checkpointing", "recomputing activations gives the same gradients", checkpointed_gradients),
     Law("bfloat16", "bfloat16 is finite, with and without autocast", bfloat16_is_finite),

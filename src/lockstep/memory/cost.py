@@ -29,6 +29,12 @@ def memory_flops(spec: MemorySpec, shapes: Sequence[Sequence[int]], length: int,
     return Flops(forward, extra)
 
 
+def token_flops(shapes: Sequence[Sequence[int]]) -> float:
+    """A single token, which needs no dual form: errors, one step of every matrix, and the read."""
+    entries = [rows * columns for rows, columns in shapes]
+    return 2.0 * (3 * sum(entries) + sum(entries[1:]))
+
+
 def between_copies(spec: MemorySpec, shapes: Sequence[Sequence[int]], whole: int) -> float:
     """Memories that were not kept are computed again: all of a group of chunks but the first."""
     again = whole - -(-whole // STRIDE)

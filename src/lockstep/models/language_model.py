@@ -105,12 +105,19 @@ class LanguageModel(nn.Module):
         counted = Cost(
             parameters=sum(parameter.numel() for parameter in self.parameters()),
             embedding_parameters=sum(table.numel() for table in tables),
+            matrix_parameters=sum(matrix.numel() for matrix in self._multiplying_matrices()),
             forward_flops=sum(product_flops(*matrix.weight.shape) for matrix in self._output_matrices()),
             state_bytes=POSITION_BYTES if self.causal else 0,
         )
         for block in self.layers:
             counted = counted + block.cost(length)
         return counted
+
+    def _multiplying_matrices(self) -> set[Tensor]:
+        """All matrices but those that are only looked up."""
+        tables: set[Tensor] = {module.weight for module in self.modules() if isinstance(module, nn.Embedding)}
+        matrices: set[Tensor] = {parameter for parameter in self.parameters() if parameter.ndim == 2}
+        return matrices - tables | {self.head.weight}
 
     @property
     def layers(self) -> Iterable[Block]:

@@ -41,6 +41,8 @@ class ModelSpec(Spec):
     depth: PositiveInt = 4
     heads: PositiveInt = 4
     """Accepted by every architecture; one without heads has no use for it."""
+    hidden: PositiveInt | None = None
+    """Width of the MLP; an architecture's own choice by default, and of no use to one without."""
     max_length: PositiveInt = 1024
     """Learned positions, and the capacity of a cache where none is asked for."""
     dropout: Probability = 0.0
@@ -52,7 +54,7 @@ class ModelSpec(Spec):
 
     def mlp(self, layer: int) -> Mlp | SwiGlu | None:
         """The channel mixer; a SwiGLU of 8/3 × dim rounded up to 32 unless an architecture says otherwise."""
-        return SwiGlu(self.dim, -(-self.dim * 8 // 3 // 32) * 32)
+        return SwiGlu(self.dim, self.hidden or -(-self.dim * 8 // 3 // 32) * 32)
 
     def norm(self) -> nn.Module:
         return nn.RMSNorm(self.dim, eps=1e-6)

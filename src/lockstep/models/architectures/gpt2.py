@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, PositiveInt, model_validator
+from pydantic import BeforeValidator, model_validator
 from torch import nn
 
 from lockstep.models.mixers.attention import Attention
@@ -22,8 +22,6 @@ class Gpt2Spec(ModelSpec):
     learned_positions: ClassVar[bool] = True
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"hidden": 24, "activation": "relu", "tie_embeddings": False})
 
-    hidden: PositiveInt | None = None
-    """Width of the MLP; 4 × dim by default."""
     activation: AnyCaseActivation = "gelu_tanh"
     attention_dropout: Probability = 0.0
 

@@ -11,7 +11,6 @@ from lockstep.memory.spec import Activation, Bias, HuberForm, Retention, Rule, S
 from lockstep.models.mixers.memory_layer import MemoryLayer, WithoutMemory
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory
-from lockstep.models.mlp import SwiGlu
 from lockstep.models.registry import architecture
 from lockstep.models.spec import ModelSpec, heads_divide
 
@@ -31,8 +30,6 @@ class MirasSpec(ModelSpec):
     """Whether the memory forgets."""
     use_memory: bool = True
     """Without it, the same model without its memory."""
-    hidden: PositiveInt | None = None
-    """Width of the SwiGLU; 8/3 × dim by default."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> MirasSpec:
@@ -62,11 +59,6 @@ class MirasSpec(ModelSpec):
         if not self.use_memory:
             return WithoutMemory(self.dim, self.heads, self.conv)
         return MemoryLayer(NeuralMemory(self.dim, self.heads, self.memory_spec, conv=self.conv, decay=self.decay))
-
-    def mlp(self, layer: int) -> SwiGlu:
-        default = super().mlp(layer)
-        assert isinstance(default, SwiGlu)
-        return default if self.hidden is None else SwiGlu(self.dim, self.hidden)
 
     @property
     def reach(self) -> int | None:

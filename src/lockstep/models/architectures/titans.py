@@ -14,7 +14,6 @@ from lockstep.models.mixers.memory_as_layer import MemoryAsLayer
 from lockstep.models.mixers.memory_layer import MemoryLayer, WithoutMemory
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory
-from lockstep.models.mlp import SwiGlu
 from lockstep.models.registry import architecture
 from lockstep.models.spec import ModelSpec, Probability, heads_divide
 
@@ -46,8 +45,6 @@ class TitansSpec(ModelSpec):
     """Attention by torch's flex_attention."""
     rope_theta: PositiveFloat = 10_000.0
     attention_dropout: Probability = 0.0
-    hidden: PositiveInt | None = None
-    """Width of the SwiGLU; 8/3 × dim by default."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TitansSpec:
@@ -86,11 +83,6 @@ class TitansSpec(ModelSpec):
             flex=self.use_flex_attn,
             max_length=self.max_length,
         )
-
-    def mlp(self, layer: int) -> SwiGlu:
-        default = super().mlp(layer)
-        assert isinstance(default, SwiGlu)
-        return default if self.hidden is None else SwiGlu(self.dim, self.hidden)
 
 
 SMALL: dict[str, Any] = {"chunk": 4, "segment": 8, "window": 5, "persistent": 2}

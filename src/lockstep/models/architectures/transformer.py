@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from lockstep.models.mixers.attention import Attention
-from lockstep.models.mlp import SwiGlu
 from lockstep.models.registry import architecture
 from lockstep.models.spec import ModelSpec, Probability, heads_divide
 
@@ -28,8 +27,6 @@ class TransformerSpec(ModelSpec):
     """Grouped heads: fewer keys and values than queries; as many by default."""
     window: PositiveInt | None = None
     """Sliding window, the token itself included; None sees everything."""
-    hidden: PositiveInt | None = None
-    """Width of the SwiGLU; 8/3 × dim by default."""
     rope_theta: PositiveFloat = 10_000.0
     attention_dropout: Probability = 0.0
 
@@ -51,11 +48,6 @@ class TransformerSpec(ModelSpec):
             dropout=self.attention_dropout,
             max_length=self.max_length,
         )
-
-    def mlp(self, layer: int) -> SwiGlu:
-        default = super().mlp(layer)
-        assert isinstance(default, SwiGlu)
-        return default if self.hidden is None else SwiGlu(self.dim, self.hidden)
 
     @property
     def reach(self) -> int | None:

@@ -16,6 +16,10 @@ from lockstep.models.rotary import rotate
 POSITION_BYTES = 8
 
 
+Prefix = tuple[Tensor, Tensor] | tuple[()]
+"""Keys and values of persistent tokens, if there are any."""
+
+
 class KeyValueCache(NamedTuple):
     """What attention remembers.
 
@@ -26,6 +30,7 @@ class KeyValueCache(NamedTuple):
     keys: Tensor  # [batch, kv_heads, slots, head_dim]
     values: Tensor  # [batch, kv_heads, slots, head_dim]
     position: Tensor  # [batch], tokens seen
+    prefix: Prefix  # [batch, kv_heads, persistent, head_dim] each
 
 
 class Attention(Mixer):
@@ -95,7 +100,7 @@ class Attention(Mixer):
         remember = self._append if self.window is None else self._shift
         keys, values, key_positions, cache = remember(cache, keys, values, positions)
         mask = self.visible(positions, key_positions) & (key_positions >= 0)[:, None, :]
-        keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
+        keys, values, mask = self.with_prefix(keys, values, mask, cache.prefix)
         return self.merge(self.attend(queries, keys, values, mask[:, None])), cache
 
     def _append(
@@ -111,6 +116,7 @@ class Attention(Mixer):
             cache.keys.scatter(2, slots, keys.to(cache.keys.dtype)),
             cache.values.scatter(2, slots, values.to(cache.values.dtype)),
             cache.position + positions.shape[1],
+            cache.prefix,
         )
         return filled.keys, filled.values, torch.arange(capacity, device=keys.device)[None], filled
 
@@ -124,7 +130,7 @@ class Attention(Mixer):
         past = cache.position[:, None] + torch.arange(-window, 0, device=keys.device)
         position = cache.position + positions.shape[1]
         # Cloned, because a view would keep the keys of a whole prefill alive.
-        kept = KeyValueCache(keys[:, :, -window:].clone(), values[:, :, -window:].clone(), position)
+        kept = KeyValueCache(keys[:, :, -window:].clone(), values[:, :, -window:].clone(), position, cache.prefix)
         return keys, values, torch.cat((past, positions), dim=1), kept
 
     def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
@@ -152,7 +158,12 @@ class Attention(Mixer):
         slots = self.window or capacity or self.max_length
         shape = (batch, self.kv_heads, slots, self.head_dim)
         position = torch.zeros(batch, dtype=torch.int64, device=self.like.device)
-        return KeyValueCache(self.zeros(*shape), self.zeros(*shape), position)
+        # The persistent tokens' own projections are done here, once, and not again for every token.
+        prefix = self.prefix()
+        if prefix:
+            keys, values = (part.expand(batch, -1, -1, -1).clone() for part in prefix)
+            prefix = keys, values
+        return KeyValueCache(self.zeros(*shape), self.zeros(*shape), position, prefix)
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -171,10 +182,10 @@ class Attention(Mixer):
         """Queries or keys [batch, heads, time, head_dim], turned by position where rotary."""
         return rows if self.rope_theta is None else rotate(rows, positions, self.rope_theta, self.rotary_dim)
 
-    def prefix(self) -> tuple[Tensor, Tensor] | None:
+    def prefix(self) -> Prefix:
         """Keys and values [kv_heads, persistent, head_dim] of the persistent tokens."""
         if self.persistent is None:
-            return None
+            return ()
         width = self.heads * self.head_dim
         bias = None if self.qkv.bias is None else self.qkv.bias[width:]
         pair = F.linear(self.persistent.weight, self.qkv.weight[width:], bias).unflatten(-1, (2, self.kv_heads, -1))
@@ -184,17 +195,15 @@ class Attention(Mixer):
         still = torch.arange(self.head_dim, device=keys.device) >= self.rotary_dim
         return keys * still, values
 
-    def with_prefix(
-        self, keys: Tensor, values: Tensor, mask: Tensor, prefix: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def with_prefix(self, keys: Tensor, values: Tensor, mask: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and mask [batch, queries, keys] with the persistent tokens first, which everybody sees."""
-        if prefix is None:
+        if not prefix:
             return keys, values, mask
         joined = [
             torch.cat((own.to(x.dtype).expand(x.shape[0], -1, -1, -1), x), dim=2)
             for own, x in zip(prefix, (keys, values), strict=True)
         ]
-        return joined[0], joined[1], F.pad(mask, (prefix[0].shape[1], 0), value=True)
+        return joined[0], joined[1], F.pad(mask, (prefix[0].shape[-2], 0), value=True)
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which key positions a query position sees: [..., queries, keys] of bool."""
@@ -224,6 +233,11 @@ class Attention(Mixer):
         width = self.heads * self.head_dim
         scores = 2 * product_flops(width, keys + persistent) * queries / length
         projections = product_flops(*self.qkv.weight.shape)
-        slots = self.window or length
+        slots = (self.window or length) + persistent
+        one_token = 2 * product_flops(width, slots if self.window is None else slots + 1)
         cache = 2 * self.kv_heads * slots * self.head_dim * self.like.element_size() + POSITION_BYTES
-        return Cost(forward_flops=projections + scores, state_bytes=cache if self.causal else 0)
+        return Cost(
+            forward_flops=projections + scores,
+            decoding_extra=one_token - scores,
+            state_bytes=cache if self.causal else 0,
+        )

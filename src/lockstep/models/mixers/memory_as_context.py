@@ -192,11 +192,12 @@ class MemoryAsContext(Mixer):
         projections = product_flops(*self.attention.qkv.weight.shape) + product_flops(self.dim, self.dim)
         slots = self.persistent + self.contexts * self.segment
         cache = 2 * slots * self.dim * self.like.element_size() + POSITION_BYTES
-        own = Cost(forward_flops=projections + scores, state_bytes=cache)
+        one_token = 2 * product_flops(self.dim, slots)
+        own = Cost(forward_flops=projections + scores, decoding_extra=one_token - scores, state_bytes=cache)
         if self.memory is None:
             return own
         recalled = self.memory.recall_flops() + product_flops(self.dim, 2 * self.dim)
         standing = self.memory.tail_bytes(self.dim) + self.memory.held_bytes(1)
         # What the memory says is computed again on the way back.
-        asked = Cost(forward_flops=product_flops(self.dim, self.dim) + recalled, extra_flops=recalled)
+        asked = Cost(forward_flops=product_flops(self.dim, self.dim) + recalled, training_extra=recalled)
         return own + asked + self.memory.cost(length, self.segment) + Cost(state_bytes=standing)

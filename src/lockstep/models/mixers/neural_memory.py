@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
-from lockstep.memory.cost import Flops, memory_flops
+from lockstep.memory.cost import Flops, memory_flops, token_flops
 from lockstep.memory.initialisation import draw_weights, stable_rate
 from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import Weights, arithmetic
@@ -173,12 +173,14 @@ class NeuralMemory(nn.Module):
         whole, rest = divmod(length, at_once or length)
         runs = [self.run_flops(tokens) for tokens in [at_once or length] * whole + [rest] * (rest > 0)]
         share = self.heads / length
+        forward = share * sum(run.forward for run in runs)
         projections = product_flops(*self.qkv.weight.shape) + product_flops(*self.gates.weight.shape)
         held = self.held_bytes(3 if self.spec.has_momentum else 2)
         return Cost(
-            forward_flops=projections + share * sum(run.forward for run in runs),
+            forward_flops=projections + forward,
+            training_extra=share * sum(run.extra for run in runs),
+            decoding_extra=self.heads * token_flops([matrix.shape[1:] for matrix in self.weights]) - forward,
             state_bytes=self.tail_bytes(3 * self.dim) + held + POSITION_BYTES,
-            extra_flops=share * sum(run.extra for run in runs),
         )
 
     def run_flops(self, tokens: int) -> Flops:
