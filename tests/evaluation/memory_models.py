@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.evaluation.memory_hooks import neural_memories
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.mixers.neural_memory import HEADROOM, NeuralMemory
+from lockstep.models.mixers.neural_memory import NeuralMemory
 from lockstep.models.registry import build
 
 VOCABULARY = 32
@@ -71,8 +71,8 @@ def planted_model(keep: float | None = None, **fields: Any) -> LanguageModel:
         for matrix in memory.weights:
             matrix.zero_()
         memory.qkv.weight[2 * VOCABULARY :] = torch.randn(VOCABULARY, VOCABULARY)
-    assert memory.largest_rate == HEADROOM
-    set_gate(memory, "rate", -math.log(HEADROOM - 1))
+    assert memory.largest_rate == 1
+    set_gate(memory, "rate", math.inf)
     if keep is not None:
         set_gate(memory, "keep", math.log(keep / (1 - keep)))
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import textwrap
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import lockstep
 from lockstep.laws.subject import randomise
+from lockstep.memory import MemorySpec
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
 from lockstep.models.mixers.neural_memory import NeuralMemory
@@ -126,3 +128,22 @@ def test_training_too_fast(architecture: str, source_code: Tensor) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("horizon", [1.0001, 64.0, 4096.0])
+@pytest.mark.parametrize("chunk", [1, 8, 64])
+@pytest.mark.parametrize("structure", ["linear", "mlp"])
+@torch.no_grad()
+def test_without_a_norm_no_gate_opens_too_far(structure: Literal["linear", "mlp"], chunk: int, horizon: float) -> None:
+    """Nothing else bounds such a memory: at twice the stable rate, one repeated key already makes it overflow."""
+    torch.manual_seed(0)
+    spec = MemorySpec(structure=structure, residual=False, norm=False, rule="gradient-descent", chunk=chunk)
+    memory = NeuralMemory(64, 2, spec, conv=0)
+    memory.initialise()
+    for name, logit in (("rate", OPEN), ("keep", math.log(horizon - 1))):
+        first = memory.gate_names.index(name) * memory.heads
+        memory.gates.bias[first : first + memory.heads] = logit
+    text = torch.stack((torch.randn(64).expand(2048, 64), torch.randn(2048, 64)))
+    reads, _ = memory.step(text, None)
+    values = memory.rows(memory.qkv(text), ())[2]
+    assert reads.abs().max() < 10 * values.abs().max()

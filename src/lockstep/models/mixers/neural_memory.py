@@ -25,6 +25,9 @@ MOMENTUM = 0.5
 """What remains of the velocity per token at the beginning of training."""
 HEADROOM = 8.0
 """How far a gate may open beyond the stable rate, at which it begins: a token that matters may be written at once."""
+BARE_HEADROOM = 1.0
+"""The same where no norm bounds what the memory says: a chunk that repeats one key must not overshoot, whatever is kept.
+Such a gate begins half open, as DeltaNet's does."""
 UNIT_EPSILON = 1e-6
 
 Tail = Tensor | tuple[()]
@@ -75,7 +78,8 @@ class NeuralMemory(nn.Module):
         self.gain = nn.Parameter(torch.full((dim,), first_gain)) if spec.norm else None
         self.shift = nn.Parameter(torch.zeros(dim)) if spec.norm else None
         momentum = MOMENTUM if spec.has_momentum else 0.0
-        self.largest_rate = HEADROOM * stable_rate(spec, self.head_dim, first_gain, momentum)
+        self.headroom = HEADROOM if spec.norm else BARE_HEADROOM
+        self.largest_rate = self.headroom * stable_rate(spec, self.head_dim, first_gain, momentum)
         self.ablation: Ablation | None = None
         self.observer: Callable[[Observation], None] | None = None
 
@@ -162,7 +166,7 @@ class NeuralMemory(nn.Module):
         horizon = SHORTEST * (LONGEST / SHORTEST) ** share
         first = {
             "keep": (horizon - 1).log(),
-            "rate": torch.full((self.heads,), -math.log(HEADROOM - 1)),
+            "rate": torch.full((self.heads,), -math.log(self.headroom / min(1.0, self.headroom / 2) - 1)),
             "momentum": torch.full((self.heads,), math.log(MOMENTUM / (1 - MOMENTUM))),
             "threshold": torch.full((self.heads,), math.log(math.e - 1)),
         }
