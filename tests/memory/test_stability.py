@@ -145,5 +145,5 @@ def test_without_a_norm_no_gate_opens_too_far(structure: Literal["linear", "mlp"
         memory.gates.bias[first : first + memory.heads] = logit
     text = torch.stack((torch.randn(64).expand(2048, 64), torch.randn(2048, 64)))
     reads, _ = memory.step(text, None)
-    values = memory.rows(memory.qkv(text), ())[2]
+    values = memory.rows(memory.qkv(text), (), torch.zeros(2))[2]
     assert reads.abs().max() < 10 * values.abs().max()

@@ -70,6 +70,11 @@ class ModelSpec(Spec):
         return nn.Identity()
 
     @property
+    def period(self) -> int:
+        """After how many layers their kinds repeat."""
+        return 1
+
+    @property
     def reach(self) -> int | None:
         """How many earlier tokens can reach an output; None means all of them."""
         return None

@@ -1,5 +1,7 @@
 """The architectures that come with Lockstep, one file per family; importing this registers them all."""
 
-from lockstep.models.architectures import bert, gpt2, miras, recurrent, titans, transformer
+import importlib
+import pkgutil
 
-__all__ = ["bert", "gpt2", "miras", "recurrent", "titans", "transformer"]
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")

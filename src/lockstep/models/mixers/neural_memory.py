@@ -90,7 +90,7 @@ class NeuralMemory(nn.Module):
         """
         if state is None:
             state, position = self.initial_state(x.shape[0]), 0
-        queries, keys, values, tail = recomputed(self.rows, self.qkv(x), state.tail)
+        queries, keys, values, tail = recomputed(self.rows, self.qkv(x), state.tail, state.memory.position)
         gates = self.gate_values(x)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
@@ -99,8 +99,8 @@ class NeuralMemory(nn.Module):
             reads = torch.zeros_like(reads)
         return reads.transpose(1, 2).flatten(2), NeuralState(tail, memory)
 
-    def rows(self, qkv: Tensor, tail: Tail) -> tuple[Tensor, Tensor, Tensor, Tail]:
-        """Queries, keys and values [batch, heads, time, head_dim] from their projections."""
+    def rows(self, qkv: Tensor, tail: Tail, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tail]:
+        """Queries, keys and values [batch, heads, time, head_dim] from their projections, whatever the position."""
         mixed, tail = self.convolved(qkv, tail)
         queries, keys, values = F.silu(mixed).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
         return unit(queries).transpose(1, 2), unit(keys).transpose(1, 2), values.transpose(1, 2), tail
