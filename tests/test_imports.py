@@ -12,12 +12,13 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lockstep"
 
 BASE = {"config", "errors"}
-TOOLS = {"durable", "progress"}
+TOOLS = {"durable", "progress", "tables"}
 """Modules that any room with files or long work may use, and that know nothing of the rooms."""
 ALLOWED = {
     "errors": set[str](),
     "durable": {"errors"},
     "progress": {"errors"},
+    "tables": set[str](),
     "config": {"errors"},
     "kernels": BASE,
     "memory": BASE | {"kernels"},

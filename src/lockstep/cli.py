@@ -169,6 +169,18 @@ def audit(
 
 
 @app.command()
+def plan(
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's YAML file.")],
+    override: Overrides = None,
+) -> None:
+    """The matched sizes of a study, their FLOPs and states, and an estimate of time and memory."""
+    from lockstep.config.files import load_study
+    from lockstep.study.plan import plan_study, plan_table
+
+    typer.echo(plan_table(plan_study(load_study(study, override or ()))))
+
+
+@app.command()
 def check(
     architecture: Annotated[str, typer.Argument(help="A registered name, or file.py:name for your own.")],
 ) -> None:
@@ -212,12 +224,14 @@ def prepare(
 
 @app.command("list")
 def list_() -> None:
-    """What there is: architectures, corpora, tokenizers."""
+    """What there is: architectures, corpora, tokenizers, scales."""
     from typing import get_args
 
+    from lockstep.config.match import SCALES
     from lockstep.config.tokenizer import TokenizerType
     from lockstep.data.corpora import CORPORA
     from lockstep.models.registry import architectures, find
+    from lockstep.tables import in_short
 
     typer.echo("architectures")
     for name in architectures():
@@ -226,6 +240,9 @@ def list_() -> None:
     for name, corpus in CORPORA.items():
         typer.echo(f"  {name:17s} {corpus.description}")
     typer.echo(f"tokenizers\n  {', '.join(get_args(TokenizerType))}")
+    typer.echo("scales")
+    for name, scale in SCALES.items():
+        typer.echo(f"  {name:17s} {in_short(scale.target)} {scale.on.replace('_', ' ')}")
 
 
 @app.command()

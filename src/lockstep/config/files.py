@@ -11,16 +11,26 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from lockstep.config.run import RunSpec
-from lockstep.config.spec import one_line, validate
+from lockstep.config.spec import S, one_line, validate
+from lockstep.config.study import StudySpec
 from lockstep.errors import UserError
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunSpec:
     """The run that a YAML file describes, with dotted overrides such as `training.learning_rate=3e-4`."""
+    return load(RunSpec, path, overrides)
+
+
+def load_study(path: Path, overrides: Sequence[str] = ()) -> StudySpec:
+    """The study that a YAML file describes."""
+    return load(StudySpec, path, overrides)
+
+
+def load(kind: type[S], path: Path, overrides: Sequence[str]) -> S:
     data = read_yaml(path)
     for override in overrides:
         apply_override(data, override)
-    return validate(RunSpec, data, str(path))
+    return validate(kind, data, str(path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

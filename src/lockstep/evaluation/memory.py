@@ -14,6 +14,7 @@ from lockstep.evaluation.memory_ablations import score_ablations
 from lockstep.evaluation.memory_hooks import neural_memories
 from lockstep.evaluation.memory_probes import finite, probe_memory
 from lockstep.models.language_model import LanguageModel
+from lockstep.tables import aligned
 
 SEQUENCES = 8
 """Read by probes and ablations; as many others warm the memory up."""
@@ -108,13 +109,3 @@ def span(lives: Sequence[float | None]) -> str:
 
 def text(number: float | None, form: str = ".4f") -> str:
     return "n/a" if number is None else format(number, form)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width: names to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join(["", first.ljust(widths[0]), *cells]).rstrip())
-    return lines

@@ -33,6 +33,10 @@ class ModelSpec(Spec):
     learned_positions: ClassVar[bool] = False
     embedding_norm: ClassVar[bool] = False
     output_bias: ClassVar[bool] = False
+    free: ClassVar[tuple[str, ...]] = ("dim", "depth", "heads", "hidden")
+    """Fields that matching may choose."""
+    aspect: ClassVar[float] = 64.0
+    """Width over depth that matching aims at; lower where a layer is half of what others call one."""
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     """Field settings, at the laws' small size, under which the laws visit this architecture."""
 

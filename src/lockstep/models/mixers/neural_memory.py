@@ -26,7 +26,7 @@ MOMENTUM = 0.5
 HEADROOM = 8.0
 """How far a gate may open beyond the stable rate, at which it begins: a token that matters may be written at once."""
 BARE_HEADROOM = 1.0
-"""The same where no norm bounds what the memory says: a chunk that repeats one key must not overshoot, whatever is kept.
+"""The same where no norm bounds what the memory says: a chunk of one repeated key must not overshoot, whatever is kept.
 Such a gate begins half open, as DeltaNet's does."""
 UNIT_EPSILON = 1e-6
 

@@ -1,0 +1,122 @@
+"""What a study will take, before anything is spent: sizes, counts, FLOPs, state, time and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.config.study import StudySpec
+from lockstep.data.prepare import prepare
+from lockstep.data.stream import TokenStream
+from lockstep.models.cost import Cost
+from lockstep.models.spec import ModelSpec
+from lockstep.progress import showing
+from lockstep.study.contestants import contestants
+from lockstep.study.estimate import Estimate, estimate
+from lockstep.study.match import cost_on_meta
+from lockstep.tables import aligned, in_bytes, in_short, in_time
+from lockstep.training.distribution import World, find_device
+from lockstep.training.plan import make_plan
+
+CONTEXTS = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
+"""Lengths after which the size of a state is told."""
+
+
+@dataclass(frozen=True)
+class PlannedContestant:
+    """One contestant's model and what it takes."""
+
+    name: str
+    spec: ModelSpec
+    cost: Cost
+    """At the training length."""
+    estimate: Estimate
+
+    def state_bytes(self, length: int) -> int | None:
+        """None where the model cannot go so far."""
+        if (self.spec.learned_positions and length > self.spec.max_length) or not self.spec.causal:
+            return None
+        return cost_on_meta(self.spec, length).state_bytes
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """All contestants, and what they share."""
+
+    study: StudySpec
+    vocab_size: int
+    steps: int
+    tokens: int
+    device: torch.device
+    contestants: tuple[PlannedContestant, ...]
+
+
+def plan_study(study: StudySpec) -> StudyPlan:
+    """Prepare the corpus, solve the sizes, and time a few layers of each contestant."""
+    prepared = prepare(study.data, study.tokenizer)
+    first = study.run_of(next(iter(study.contestants)))
+    length, batch = study.data.max_sequence_length, study.data.batch_size
+    stream = TokenStream(prepared.tokens("train"), length, first.effective_batch_size, first.seed_for_data)
+    planned = make_plan(first, stream.windows)
+    tokens = planned.steps * planned.tokens_per_step
+    device = find_device(study.training.device, World())
+    models = contestants(study, prepared.tokenizer.vocab_size)
+    found = []
+    with showing("measuring", "steps", total=len(models)) as progress:
+        for name, spec in models.items():
+            needed = estimate(spec, study.training, length, batch, tokens, device)
+            found.append(PlannedContestant(name, spec, cost_on_meta(spec, length), needed))
+            progress.add(1)
+    return StudyPlan(study, prepared.tokenizer.vocab_size, planned.steps, tokens, device, tuple(found))
+
+
+def plan_table(plan: StudyPlan) -> str:
+    """The plan as aligned text."""
+    study, length = plan.study, plan.study.data.max_sequence_length
+    wanted = study.wanted
+    sizes = (
+        "sizes as each contestant states them"
+        if wanted is None
+        else f"matched on {wanted.on} at {in_short(wanted.target)} within {wanted.tolerance:.2%}"
+    )
+    budget = f"{plan.tokens:,} tokens in {plan.steps:,} steps, sequences of {length:,}"
+    parts = [f"{study.study_name}: {sizes}; {budget}; vocabulary {plan.vocab_size:,}"]
+    for title, rows in (
+        ("sizes, parameters, and FLOPs per token", size_rows(plan)),
+        ("bytes of state per sequence, after so many tokens", state_rows(plan)),
+        (f"estimated for training on this machine ({plan.device.type})", estimate_rows(plan)),
+    ):
+        parts += ["", title, *aligned(rows)]
+    return "\n".join(parts)
+
+
+def size_rows(plan: StudyPlan) -> list[list[str]]:
+    head = ["", "dim", "depth", "heads", "hidden", "total", "non-embedding", "in products", "training", "decoding"]
+    rows = [head]
+    for one in plan.contestants:
+        spec, cost = one.spec, one.cost
+        heads = str(spec.heads) if spec.has_heads else "-"
+        sizes = [str(spec.dim), str(spec.depth), heads, "own" if spec.hidden is None else str(spec.hidden)]
+        counts = (cost.parameters, cost.non_embedding_parameters, cost.matrix_parameters)
+        flops = [cost.training_flops, cost.decoding_flops] if spec.causal else [cost.training_flops]
+        rows.append([one.name, *sizes, *map(in_short, counts), *map(in_short, flops)])
+        rows[-1] += ["-"] * (len(head) - len(rows[-1]))
+    return rows
+
+
+def state_rows(plan: StudyPlan) -> list[list[str]]:
+    rows = [["", *(f"{length >> 20}M" if length >= 2**20 else f"{length >> 10}K" for length in CONTEXTS)]]
+    for one in plan.contestants:
+        states = (one.state_bytes(length) for length in CONTEXTS)
+        rows.append([one.name, *("-" if state is None else in_bytes(state) for state in states)])
+    return rows
+
+
+def estimate_rows(plan: StudyPlan) -> list[list[str]]:
+    rows = [["", "time", "memory", "of which activations"]]
+    for one in plan.contestants:
+        needed = one.estimate
+        rows.append([one.name, in_time(needed.seconds), in_bytes(needed.bytes), in_bytes(needed.activation_bytes)])
+    total = sum(one.estimate.seconds for one in plan.contestants)
+    return [*rows, ["together", in_time(total), "", ""]]
