@@ -26,7 +26,7 @@ ALLOWED = {
     "data": BASE | TOOLS,
     "laws": BASE | {"models"},
     "evaluation": BASE | TOOLS | {"models", "memory", "data"},
-    "training": BASE | TOOLS | {"models", "data", "evaluation"},
+    "training": BASE | TOOLS | {"models", "kernels", "data", "evaluation"},
     "study": BASE | TOOLS | {"models", "memory", "kernels", "data", "laws", "evaluation", "training"},
     "report": BASE,
 }

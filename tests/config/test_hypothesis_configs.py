@@ -22,7 +22,6 @@ from lockstep.config.files import dump_yaml, load_run
 from lockstep.config.run import RunSpec
 from lockstep.config.spec import Spec
 from lockstep.errors import UserError
-from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import architectures, find
 from lockstep.training.context import resolve_model
 from lockstep.training.plan import make_plan
@@ -134,7 +133,7 @@ def assert_carried_out(run: RunSpec) -> None:
     assert plan.epoch(plan.steps) >= 0
     if spec.depth <= 32:
         with torch.device("meta"):
-            model = LanguageModel(spec)
+            model = spec.build()
         assert model.cost(run.data.max_sequence_length).parameters > 0
 
 

@@ -108,7 +108,7 @@ def build(architecture: str, use_memory: bool, seed: int) -> LanguageModel:
         max_length=4 * PAIRS,
         dim=64,
         depth=DEPTH,
-        heads=2,
+        heads=1,
         chunk=2,
         segment=WINDOW,
         window=WINDOW,

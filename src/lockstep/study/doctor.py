@@ -11,9 +11,14 @@ import torch
 
 from lockstep.data.corpora import CORPORA
 from lockstep.data.locations import cache_folder, search_folders
+from lockstep.kernels import fla
 from lockstep.training.provenance import code_revision, versions
 
-EXTRAS = {"hub": ("datasets",), "track": ("wandb", "tensorboard", "trackio")}
+EXTRAS = {
+    "hub": ("datasets", "transformers"),
+    "gpu": ("triton", "fla-core"),
+    "track": ("wandb", "tensorboard", "trackio"),
+}
 
 
 def report() -> str:
@@ -36,7 +41,11 @@ def _devices() -> list[str]:
 
 
 def _backends() -> list[str]:
-    return ["kernel backends", _row("torch", "usable"), _row("triton", _triton())]
+    lines = ["kernel backends", _row("torch", "usable"), _row("triton", _triton())]
+    for operation in fla.FUNCTIONS:
+        reason = fla.unusable(operation)
+        lines.append(_row(f"fla {operation}", "usable" if reason is None else f"not usable: {reason}"))
+    return lines
 
 
 def _triton() -> str:
@@ -44,7 +53,7 @@ def _triton() -> str:
         return "not usable: triton is not installed"
     if not torch.cuda.is_available():
         return "not usable: torch sees no CUDA device"
-    return "installed; no architecture has a kernel for it yet"
+    return "usable, through fla-core"
 
 
 def _extras() -> list[str]:

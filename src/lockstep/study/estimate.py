@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lockstep.config.training import TrainingSpec
-from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
 from lockstep.models.spec import ModelSpec
 from lockstep.training.optimizers import build_optimizers
@@ -55,7 +54,7 @@ def estimate(
     seconds = few.seconds + (repeats - 1) * (more.seconds - few.seconds)
     kept = few.activation_bytes + (repeats - 1) * (more.activation_bytes - few.activation_bytes)
     with torch.device("meta"):
-        parameters = LanguageModel(spec).cost(length).parameters
+        parameters = spec.build().cost(length).parameters
     kept_by_optimizer = 1 if training.optimizer == "muon" else 2
     return Estimate(
         seconds=max(seconds, 0.0) / timed * tokens,
@@ -70,7 +69,7 @@ def with_depth(spec: ModelSpec, depth: int) -> ModelSpec:
 
 def measure(spec: ModelSpec, training: TrainingSpec, length: int, device: torch.device) -> Measured:
     """The best of a few rounds, all of whose tensors are made up."""
-    model = LanguageModel(spec).to(device).train()
+    model = spec.build().to(device).train()
     optimizers = build_optimizers(model, training)
     tokens = torch.randint(spec.vocab_size, (1, length), device=device)
     seconds = []

@@ -19,7 +19,6 @@ from lockstep.config.match import MatchSpec, Quantity
 from lockstep.errors import UserError
 from lockstep.models.block import Block
 from lockstep.models.cost import Cost
-from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import find, specify
 from lockstep.models.spec import ModelSpec
 from lockstep.tables import in_short
@@ -155,7 +154,7 @@ class Line:
     layer: float
     slope: float
     own_hidden: int | None
-    """None where no layer has an MLP."""
+    """None where no layer has an MLP, or its width is given."""
     period: int
 
     def at(self, depth: float, hidden: int | None = None) -> float:
@@ -177,8 +176,8 @@ def measured_line(sizes: Sizes, dim: int) -> Line:
     spec = sizes.spec(dim)
     once = sizes.amount(dim, depth=spec.period)
     layer = (sizes.amount(dim, depth=2 * spec.period) - once) / spec.period
-    own, slope = own_hidden(spec), 0.0
-    if own is not None and sizes.may_choose("hidden"):
+    own, slope = own_hidden(spec) if sizes.may_choose("hidden") else None, 0.0
+    if own is not None:
         slope = (sizes.amount(dim, depth=spec.period, hidden=2 * own) - once) / own / spec.period
     return Line(once - spec.period * layer, layer, slope, own, spec.period)
 
@@ -194,7 +193,7 @@ def own_hidden(spec: ModelSpec) -> int | None:
 def cost_on_meta(spec: ModelSpec, length: int) -> Cost:
     """Of a model that is never allocated."""
     with torch.device("meta"):
-        return LanguageModel(spec).cost(length)
+        return spec.build().cost(length)
 
 
 def amount_of(cost: Cost, quantity: Quantity) -> float:

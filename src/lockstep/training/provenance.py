@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-RECORDED = ("torch", "numpy", "safetensors", "tokenizers", "triton", "adam-atan2-pytorch")
+from lockstep.kernels import fla
+
+RECORDED = ("torch", "numpy", "safetensors", "tokenizers", "triton", "fla-core", "adam-atan2-pytorch")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -20,7 +22,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "git_commit_hash": code_revision(),
         "versions": versions(),
         "device": device_name(device),
-        "kernel_backend": "torch",
+        "kernel_backend": fla.backend(),
     }
 
 

@@ -79,9 +79,9 @@ def read_layer(text: str, common: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 class SambaSpec(HybridSpec):
     """Mamba and windowed attention by turns, an MLP after each (Ren et al., arXiv 2406.07522)."""
 
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"pattern": ["mamba:mlp=true,chunk=4", SMALL_WINDOW]},)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"pattern": ["mamba:use_mlp=true,chunk=4", SMALL_WINDOW]},)
 
-    pattern: Annotated[tuple[Name, ...], Field(min_length=1)] = ("mamba:mlp=true", "attention:window=2048")
+    pattern: Annotated[tuple[Name, ...], Field(min_length=1)] = ("mamba:use_mlp=true", "attention:window=2048")
 
 
 @architecture("gated-deltanet-h")

@@ -13,11 +13,12 @@ from lockstep.memory.derivatives import only_first
 class ShortConvolution(nn.Module):
     """Each output is a weighted sum of the last `width` inputs of its channel; what it carries is the inputs before."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
         self.channels, self.width = channels, width
         # Three dimensions, as torch's own: no matrix, and no optimizer takes it for one.
         self.weight = nn.Parameter(torch.empty(width, 1, channels))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.initialise()
 
     def forward(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +28,9 @@ class ShortConvolution(nn.Module):
         """
         time, channels = x.shape[1:]
         joined = torch.cat((tail.to(x.dtype), x), dim=1)
-        y: Tensor = _ShiftedSums.apply(joined, self.weight[:, 0, :channels].to(x.dtype))  # type: ignore[no-untyped-call] # torch leaves apply untyped
+        weight = self.weight[:, 0, :channels].to(x.dtype)
+        bias = None if self.bias is None else self.bias[:channels].to(x.dtype)
+        y: Tensor = _ShiftedSums.apply(joined, weight, bias)  # type: ignore[no-untyped-call] # torch leaves apply untyped
         # Cloned, because a view would keep the whole sequence alive.
         return y, joined[:, time:].to(tail.dtype, copy=True)
 
@@ -39,28 +42,40 @@ class ShortConvolution(nn.Module):
         """Nearly the identity, so that a layer begins by seeing its own token."""
         nn.init.normal_(self.weight, std=0.1)
         self.weight[-1] += 1
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def initialise_as_torch(self) -> None:
+        """As torch's own convolutions begin, and with them those of published code that leaves them alone."""
+        bound = self.width**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
 
 
 class _ShiftedSums(torch.autograd.Function):
     """The convolution by shifted sums: on a CPU, torch's grouped convolution takes twice the time to differentiate."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Tensor, weight: Tensor) -> Tensor:
-        """joined [batch, time + width - 1, channels], weight [width, channels]."""
+    def forward(ctx: Any, joined: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """joined [batch, time + width - 1, channels], weight [width, channels], bias [channels]."""
         ctx.save_for_backward(joined, weight)
+        ctx.has_bias = bias is not None
         time = joined.shape[1] - len(weight) + 1
-        y = joined[:, :time] * weight[0]
+        first = joined[:, :time]
+        y = first * weight[0] if bias is None else torch.addcmul(bias, first, weight[0])
         for shift in range(1, len(weight)):
             y.addcmul_(joined[:, shift : shift + time], weight[shift])
         return y
 
     @staticmethod
     @only_first
-    def backward(ctx: Any, bar: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, bar: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         joined, weight = ctx.saved_tensors
         time = bar.shape[1]
         joined_bar, weight_bar = torch.zeros_like(joined), torch.empty_like(weight)
         for shift in range(len(weight)):
             joined_bar[:, shift : shift + time].addcmul_(bar, weight[shift])
             weight_bar[shift] = (bar * joined[:, shift : shift + time]).sum(dim=(0, 1))
-        return joined_bar, weight_bar
+        return joined_bar, weight_bar, bar.sum(dim=(0, 1)) if ctx.has_bias else None
