@@ -53,7 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         context = make_context(run, Path(folder), World())
         trainer = Trainer(context)
-        model = LanguageModel(context.model_spec)
+        model = context.model_spec.build()
         (optimizer,) = build_optimizers(model, run.training)
         tokens = torch.from_numpy(context.stream.step(0))
         ours: list[float] = []

@@ -8,6 +8,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from lockstep.models.mixers.linear_attention import LinearAttention
 from lockstep.models.mixers.retention import Retention
+from lockstep.models.mlp import SwiGlu
 from lockstep.models.registry import architecture
 from lockstep.models.spec import ModelSpec, heads_divide
 
@@ -37,7 +38,7 @@ class LinearAttentionSpec(ModelSpec):
 
 @architecture("retnet")
 class RetNetSpec(ModelSpec):
-    """Sun et al. (arXiv 2307.08621), whose MLP is narrower to make up for the wide values; `hidden` sets it."""
+    """Sun et al. (arXiv 2307.08621), whose MLP is half as wide as others', to make up for the wide values."""
 
     variants: ClassVar[tuple[dict[str, Any], ...]] = CHUNKS
 
@@ -53,3 +54,6 @@ class RetNetSpec(ModelSpec):
 
     def mixer(self, layer: int) -> Retention:
         return Retention(self.dim, self.heads, chunk=self.chunk, rope_theta=self.rope_theta)
+
+    def mlp(self, layer: int) -> SwiGlu:
+        return SwiGlu(self.dim, self.hidden or -(-self.dim * 4 // 3 // 16) * 16)
