@@ -13,7 +13,8 @@ import pytest
 # another number of threads may differ in their last bit.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Runs are compared bit for bit, which only the CPU promises.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if not os.environ.get("LOCKSTEP_TEST_GPU"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from lockstep.laws import LAWS, Law, Subject, judge, law_named, subjects
 from lockstep.models.registry import architectures
 
-SUBJECTS = [subject for name in architectures() for subject in subjects(name)]
+ABSENT = {"hf"} if find_spec("transformers") is None else set()
+"""Architectures of a library that is not installed."""
+SUBJECTS = [subject for name in architectures() if name not in ABSENT for subject in subjects(name)]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)

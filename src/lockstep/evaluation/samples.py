@@ -16,7 +16,7 @@ def continue_text(model: LanguageModel, tokenizer: Tokenizer, prompt: str, new_t
         raise UserError(f"{model.spec.architecture} is bidirectional and cannot continue a text")
     ids = [int(token) for token in tokenizer.encode(prompt.encode("utf-8", "surrogateescape"))] or [tokenizer.eos_id]
     device = model.embedding.weight.device
-    positions = model.spec.max_length if model.positions is not None else None
+    positions = model.spec.max_length if model.spec.learned_positions else None
     if positions is not None and len(ids) + new_tokens > positions:
         raise UserError(
             f"{len(ids)} prompt tokens and {new_tokens} new ones exceed the {positions} positions of the model"

@@ -8,19 +8,19 @@ from lockstep.config.spec import validate
 from lockstep.laws.comparison import shape
 from lockstep.laws.law import LawBroken
 from lockstep.laws.subject import Subject
-from lockstep.models.language_model import LanguageModel
 
 
 def common_fields(subject: Subject) -> None:
     """vocab_size, dim, depth and heads are enough, and are what the model then has."""
     fields = {"vocab_size": 23, "dim": 32, "depth": 3, "heads": 4}
     spec = validate(subject.kind, fields, subject.name)
-    model = LanguageModel(spec).eval()
+    model = spec.build().eval()
     logits = model(subject.tokens(2, 5))
     if shape(logits) != "2×5×23":
         raise LawBroken(f"logits for 2×5 tokens of 23 are {shape(logits)}")
-    if len(model.blocks) != 3 or model.embedding.embedding_dim != 32:
-        raise LawBroken(f"depth 3 and dim 32 gave {len(model.blocks)} blocks of {model.embedding.embedding_dim}")
+    blocks, width = len(list(model.layers)), model.embedding.embedding_dim
+    if (blocks, width) != (3, 32):
+        raise LawBroken(f"depth 3 and dim 32 gave {blocks} blocks of {width}")
     if model.causal != subject.kind.causal:
         raise LawBroken(f"the model says causal is {model.causal}, the specification {subject.kind.causal}")
 

@@ -47,7 +47,7 @@ class Subject:
         spec = self.spec(**overrides)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return LanguageModel(spec).to(dtype).eval()
+            return spec.build().to(dtype).eval()
 
     def model(self, dtype: torch.dtype = torch.float64, seed: int = 0, **overrides: Any) -> LanguageModel:
         """A model with every parameter random, so that nothing hides behind a zero."""

@@ -68,7 +68,7 @@ def specify(name: str, fields: Mapping[str, Any], source: str = "model") -> Mode
 
 def build(name: str, **fields: Any) -> LanguageModel:
     """A model by name. Every architecture accepts vocab_size, dim, depth and heads."""
-    return LanguageModel(specify(name, fields))
+    return specify(name, fields).build()
 
 
 def _source_digest(spec: type[ModelSpec]) -> str | None:

@@ -6,7 +6,7 @@ say is the skeleton's: pre-norm blocks with RMSNorm and a SwiGLU, no positions, 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 from torch import nn
@@ -15,6 +15,9 @@ from lockstep.config.spec import Spec
 from lockstep.models.block import Block
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mlp import Mlp, SwiGlu
+
+if TYPE_CHECKING:
+    from lockstep.models.language_model import LanguageModel
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -51,6 +54,17 @@ class ModelSpec(Spec):
     """Learned positions, and the capacity of a cache where none is asked for."""
     dropout: Probability = 0.0
     tie_embeddings: bool = True
+
+    def build(self) -> LanguageModel:
+        """The model; one that is not made of our blocks says so here."""
+        # The model is built from a specification, so that its module imports this one.
+        from lockstep.models.language_model import LanguageModel
+
+        return LanguageModel(self)
+
+    def unfilled(self) -> LanguageModel:
+        """The model that a checkpoint's weights are about to fill, so that its own need not be found."""
+        return self.build()
 
     def mixer(self, layer: int) -> Mixer:
         """The token mixer of one layer: what makes the architecture."""

@@ -184,6 +184,8 @@ def measured_line(sizes: Sizes, dim: int) -> Line:
 
 def own_hidden(spec: ModelSpec) -> int | None:
     """The width that an architecture gives its MLP, if it has one."""
+    if spec.hidden is not None:
+        return spec.hidden
     with torch.device("meta"):
         blocks: list[Block] = [spec.block(layer) for layer in range(spec.period)]
     widths = [block.mlp.output.in_features for block in blocks if block.mlp is not None]

@@ -27,7 +27,7 @@ from lockstep.config.files import load_run
 from lockstep.durable import sha256, whole_folder
 from lockstep.errors import UserError
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.registry import build
+from lockstep.models.registry import specify
 
 WEIGHTS, TRAINING_STATE, METADATA = "model.safetensors", "training_state.pt", "metadata.json"
 
@@ -182,7 +182,7 @@ def load(path: str | Path) -> LanguageModel:
     """The model of a checkpoint, or of the newest checkpoint of a run folder, ready for evaluation."""
     checkpoint = resolve_checkpoint(Path(path))
     run = load_run(checkpoint.folder.parent / "config.yaml")
-    model = build(run.model.architecture, **run.model.fields())
+    model = specify(run.model.architecture, run.model.fields()).unfilled()
     load_weights(model, checkpoint.weights())
     return model.eval()
 

@@ -88,7 +88,8 @@ def distribute(model: LanguageModel, how: Literal["ddp", "fsdp"], world: World, 
     for part in (*model.layers, model):
         fully_shard(part)
         # Sampling goes through `step`: the sharded weights must be gathered for it as for `forward`.
-        register_fsdp_forward_method(part, "step")
+        if hasattr(part, "step"):
+            register_fsdp_forward_method(part, "step")
     return model
 
 

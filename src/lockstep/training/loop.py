@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 
 from lockstep.evaluation.language import HeldOut, score_causal, score_masked
 from lockstep.evaluation.samples import continue_text
-from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
 from lockstep.models.sampling import Sampling
 from lockstep.progress import Progress
@@ -60,7 +59,7 @@ class Trainer:
         context, training = self.context, self.training
         # The same seed on every process and device gives the same weights: they are drawn on the CPU.
         torch.manual_seed(context.run.seed_for_init)
-        self.model = LanguageModel(context.model_spec)
+        self.model = context.model_spec.build() if start is None else context.model_spec.unfilled()
         if start is not None:
             load_weights(self.model, start.weights())
         self.model.gradient_checkpointing = training.use_gradient_checkpointing

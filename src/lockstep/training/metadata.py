@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from lockstep.models.language_model import LanguageModel
 from lockstep.training.context import Context
 from lockstep.training.ledger import Ledger
 from lockstep.training.provenance import provenance
@@ -67,7 +66,7 @@ def checkpoint_metadata(context: Context, ledger: Ledger, parent: str | None, sc
 def cost_at(context: Context, length: int) -> dict[str, float]:
     """What the model costs, at the training length."""
     with torch.device("meta"):
-        cost = LanguageModel(context.model_spec).cost(length)
+        cost = context.model_spec.build().cost(length)
     return {
         "parameters": cost.parameters,
         "non_embedding_parameters": cost.non_embedding_parameters,

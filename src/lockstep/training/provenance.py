@@ -13,7 +13,7 @@ import torch
 
 from lockstep.kernels import fla
 
-RECORDED = ("torch", "numpy", "safetensors", "tokenizers", "triton", "fla-core", "adam-atan2-pytorch")
+RECORDED = ("torch", "numpy", "safetensors", "tokenizers", "transformers", "triton", "fla-core", "adam-atan2-pytorch")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
