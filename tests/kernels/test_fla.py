@@ -15,7 +15,10 @@ BATCH, HEADS, TIME, KEY, VALUE, CHUNK = 2, 3, 200, 64, 128, 64
 CLOSE = 0.02
 """Of the largest number: what sixteen bits allow."""
 
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
+NEEDED = "needs a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it"
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDED)
+    not torch.cuda.is_available(), reason="needs a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it"
+)
 
 
 def test_without_a_gpu_nothing_is_taken() -> None:

@@ -1,6 +1,6 @@
 """Layers of several architectures in one model, by a pattern: Samba, Gated DeltaNet-H, and whatever one line can say.
 
-    model: {architecture: hybrid, pattern: [mamba2, mamba2, "attention:window=2048"], dim: 512, depth: 12, heads: 8}
+model: {architecture: hybrid, pattern: [mamba2, mamba2, "attention:window=2048"], dim: 512, depth: 12, heads: 8}
 """
 
 from __future__ import annotations
