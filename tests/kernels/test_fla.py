@@ -17,8 +17,6 @@ CLOSE = 0.02
 
 NEEDED = "needs a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it"
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDED)
-    not torch.cuda.is_available(), reason="needs a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it"
-)
 
 
 def test_without_a_gpu_nothing_is_taken() -> None:
