@@ -183,6 +183,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path) -> Pa
     """A folder such as a reader has: configurations, examples, a text, and a few small runs."""
     folder = tmp_path_factory.mktemp("documentation")
     shutil.copytree(ROOT / "configs", folder / "configs")
+    shutil.copytree(ROOT / "studies", folder / "studies")
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     shutil.copy(tiny_corpus, folder / "text.txt")
     (folder / "data" / "raw" / "10M_tokens").mkdir(parents=True)

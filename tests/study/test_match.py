@@ -55,10 +55,17 @@ def test_what_is_given_stays(fixed: dict[str, int]) -> None:
     assert fixed.items() <= spec.model_dump().items()
 
 
+def test_fields_that_are_lists_can_be_given() -> None:
+    pattern = ("gru", "attention:window=64")
+    spec = match("hybrid", {**GIVEN, "pattern": list(pattern)}, MatchSpec(target=5e6), LENGTH)
+    assert spec.model_dump()["pattern"] == pattern
+    assert spec.depth % 2 == 0
+
+
 def test_a_size_out_of_reach_names_the_closest() -> None:
     with pytest.raises(UserError, match=r"lstm: .* of 3K within 1.00% cannot be reached; the closest is [0-9.]+K"):
         match("lstm", GIVEN, MatchSpec(target=3e3), LENGTH)
-    closest = r"the closest is 4[0-9.]+M \(dim 512, depth 12, hidden 2184\)"
+    closest = r"the closest is 53[0-9.]+M \(dim 512, depth 12, hidden 22[0-9]+\)"
     with pytest.raises(UserError, match=closest):
         match("transformer++", {**GIVEN, "dim": 512, "depth": 12}, MatchSpec(target=100e6), LENGTH)
 

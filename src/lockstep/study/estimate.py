@@ -11,21 +11,22 @@ from torch import Tensor
 from lockstep.config.training import TrainingSpec
 from lockstep.models.loss import token_losses
 from lockstep.models.spec import ModelSpec
+from lockstep.training.loop import AUTOCAST
 from lockstep.training.optimizers import build_optimizers
 
-LONGEST = 2048
-"""Tokens of the one sequence that is timed, at most."""
+MOST_TOKENS = 4096
+"""Of the batch that is timed: a whole micro-batch, or as many of its sequences as these are."""
 ROUNDS = 3
 """The first warms up."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One sequence, forward and backward."""
+    """One step of training."""
 
     seconds: float
     activation_bytes: int
-    """Kept between the two."""
+    """Kept between forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,21 @@ def estimate(
     spec: ModelSpec, training: TrainingSpec, length: int, batch_size: int, tokens: int, device: torch.device
 ) -> Estimate:
     """Layers are alike, so that two models with few of them tell what all of them take."""
-    timed = min(length, LONGEST)
+    sequences = min(batch_size, max(MOST_TOKENS // length, 1))
     period, repeats = spec.period, spec.depth / spec.period
-    few, more = (measure(with_depth(spec, layers), training, timed, device) for layers in (period, 2 * period))
-    seconds = few.seconds + (repeats - 1) * (more.seconds - few.seconds)
+    shape = (sequences, min(length, MOST_TOKENS))
+    few, more = (measure(with_depth(spec, layers), training, shape, device) for layers in (period, 2 * period))
+    # On a busy machine the larger model may happen to be faster.
+    seconds = few.seconds + (repeats - 1) * max(more.seconds - few.seconds, 0.0)
     kept = few.activation_bytes + (repeats - 1) * (more.activation_bytes - few.activation_bytes)
+    timed = shape[0] * shape[1]
     with torch.device("meta"):
         parameters = spec.build().cost(length).parameters
     kept_by_optimizer = 1 if training.optimizer == "muon" else 2
     return Estimate(
-        seconds=max(seconds, 0.0) / timed * tokens,
+        seconds=seconds / timed * tokens,
         weight_bytes=4 * parameters * (2 + kept_by_optimizer),
-        activation_bytes=round(max(kept, 0) / timed * length * batch_size),
+        activation_bytes=round(kept / timed * length * batch_size),
     )
 
 
@@ -67,16 +71,20 @@ def with_depth(spec: ModelSpec, depth: int) -> ModelSpec:
     return spec.model_validate({**spec.model_dump(), "depth": depth})
 
 
-def measure(spec: ModelSpec, training: TrainingSpec, length: int, device: torch.device) -> Measured:
+def measure(spec: ModelSpec, training: TrainingSpec, shape: tuple[int, int], device: torch.device) -> Measured:
     """The best of a few rounds, all of whose tensors are made up."""
     model = spec.build().to(device).train()
     optimizers = build_optimizers(model, training)
-    tokens = torch.randint(spec.vocab_size, (1, length), device=device)
+    tokens = torch.randint(spec.vocab_size, shape, device=device)
     seconds = []
     for _ in range(ROUNDS):
         kept = Kept(model)
         began = now(device)
-        with torch.autograd.graph.saved_tensors_hooks(kept.count, lambda tensor: tensor):
+        lower = AUTOCAST.get(training.precision)
+        with (
+            torch.autocast(device.type, lower, enabled=lower is not None),
+            torch.autograd.graph.saved_tensors_hooks(kept.count, lambda tensor: tensor),
+        ):
             loss = token_losses(model(tokens), tokens).mean()
         loss.backward()
         for optimizer in optimizers:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ class Candidate:
 
 def match(name: str, fields: Mapping[str, Any], wanted: MatchSpec, length: int) -> ModelSpec:
     """The specification whose size is the target's; what `fields` gives is left as it is."""
-    sizes = Sizes(name, tuple(sorted(fields.items())), wanted.on, length)
+    sizes = Sizes(name, fields, wanted.on, length)
     candidates = list(sizes.candidates(wanted.target))
     fitting = [one for one in candidates if abs(one.amount / wanted.target - 1) <= wanted.tolerance]
     if not fitting:
@@ -67,26 +66,13 @@ def unreachable(candidates: list[Candidate], wanted: MatchSpec) -> str:
     return f"{what} cannot be reached; the closest is {in_short(nearest.amount)} ({size})"
 
 
-@dataclass(frozen=True)
 class Sizes:
     """What an architecture's sizes amount to."""
 
-    name: str
-    given: tuple[tuple[str, Any], ...]
-    quantity: Quantity
-    length: int
-
-    @cached_property
-    def fixed(self) -> dict[str, Any]:
-        return dict(self.given)
-
-    @cached_property
-    def kind(self) -> type[ModelSpec]:
-        return find(self.name)
-
-    @cached_property
-    def given_spec(self) -> ModelSpec:
-        return specify(self.name, self.fixed)
+    def __init__(self, name: str, fixed: Mapping[str, Any], quantity: Quantity, length: int) -> None:
+        self.name, self.fixed, self.quantity, self.length = name, fixed, quantity, length
+        self.kind = find(name)
+        self.lines: dict[int, Line] = {}
 
     def may_choose(self, field: str) -> bool:
         return field in self.kind.free and field not in self.fixed
@@ -113,7 +99,7 @@ class Sizes:
     def widths(self, target: float) -> list[int]:
         """Around the smallest at which a model of perfect proportions is as large as the target."""
         if not self.may_choose("dim"):
-            return [self.given_spec.dim]
+            return [specify(self.name, self.fixed).dim]
         steps = list(width_steps())
         low, high = 0, len(steps) - 1
         while low < high:
@@ -126,7 +112,19 @@ class Sizes:
 
     def line(self, dim: int) -> Line:
         """How the amount grows with depth and the MLP's width, at one width of the model."""
-        return measured_line(self, dim)
+        if dim not in self.lines:
+            self.lines[dim] = self.measured_line(dim)
+        return self.lines[dim]
+
+    def measured_line(self, dim: int) -> Line:
+        """From models of one period, of two, and of one with wider MLPs."""
+        spec = self.spec(dim)
+        once = self.amount(dim, depth=spec.period)
+        layer = (self.amount(dim, depth=2 * spec.period) - once) / spec.period
+        own, slope = own_hidden(spec) if self.may_choose("hidden") else None, 0.0
+        if own is not None:
+            slope = (self.amount(dim, depth=spec.period, hidden=2 * own) - once) / own / spec.period
+        return Line(once - spec.period * layer, layer, slope, own, spec.period)
 
     def at_width(self, dim: int, target: float) -> Iterator[Candidate]:
         line = self.line(dim)
@@ -140,7 +138,7 @@ class Sizes:
 
     def depths(self, dim: int, period: int) -> list[int]:
         if not self.may_choose("depth"):
-            return [self.given_spec.depth]
+            return [specify(self.name, self.fixed).depth]
         aimed = dim / self.kind.aspect
         fewest, most = math.ceil(aimed / ASPECT_SLACK / period), math.floor(aimed * ASPECT_SLACK / period)
         return [period * repeats for repeats in range(max(fewest, 1), max(most, 1) + 1)]
@@ -168,18 +166,6 @@ class Line:
         exact = self.own_hidden + (target - self.at(depth)) / (depth * self.slope)
         within = min(max(exact, self.own_hidden / MLP_SLACK), self.own_hidden * MLP_SLACK)
         return max(round(within / step), 1) * step
-
-
-@lru_cache(maxsize=4096)
-def measured_line(sizes: Sizes, dim: int) -> Line:
-    """From models of one period, of two, and of one with wider MLPs."""
-    spec = sizes.spec(dim)
-    once = sizes.amount(dim, depth=spec.period)
-    layer = (sizes.amount(dim, depth=2 * spec.period) - once) / spec.period
-    own, slope = own_hidden(spec) if sizes.may_choose("hidden") else None, 0.0
-    if own is not None:
-        slope = (sizes.amount(dim, depth=spec.period, hidden=2 * own) - once) / own / spec.period
-    return Line(once - spec.period * layer, layer, slope, own, spec.period)
 
 
 def own_hidden(spec: ModelSpec) -> int | None:

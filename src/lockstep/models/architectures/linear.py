@@ -18,8 +18,10 @@ CHUNKS: tuple[dict[str, Any], ...] = ({"chunk": 4}, {"chunk": 8, "heads": 1}, {"
 
 @architecture("linear-attention")
 class LinearAttentionSpec(ModelSpec):
-    """Katharopoulos et al. (arXiv 2006.16236), without their learned positions, which would end a sequence at the last
-    of them: what a token finds of the order before it comes from causality alone.
+    """A mean of all values so far, by the kernel elu(x) + 1 (Katharopoulos et al., arXiv 2006.16236).
+
+    Without their learned positions, which would end a sequence at the last of them: what a token finds of the order
+    before it comes from causality alone.
     """
 
     variants: ClassVar[tuple[dict[str, Any], ...]] = CHUNKS
