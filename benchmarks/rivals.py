@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from functools import partial
 from typing import Any
 
 import torch
 from side_by_side import emit, in_turns, paired, report, say, training_step
+from torch import Tensor
 
 from lockstep.config.match import MatchSpec
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.registry import specify
 from lockstep.models.spec import ModelSpec
 from lockstep.study.match import cost_on_meta, match
 
@@ -53,13 +54,13 @@ def main() -> None:
         measure_training(specs, arguments.rounds)
     if arguments.only in (None, "forms"):
         say("forms")
-        measure_forms(specs)
+        measure_forms(specs, arguments.rounds)
 
 
 def matched() -> dict[str, ModelSpec]:
     """Everybody as large as the baseline, at its width."""
     given: dict[str, Any] = {"vocab_size": VOCABULARY, "dim": DIM, "heads": HEADS, "max_length": LONG}
-    baseline = match(BASELINE, {**given, "depth": DEPTH}, MatchSpec(target=3.2e6, tolerance=0.5), LENGTH)
+    baseline = specify(BASELINE, {**given, "depth": DEPTH})
     wanted = MatchSpec(target=cost_on_meta(baseline, LENGTH).non_embedding_parameters, tolerance=0.04)
     specs = {BASELINE: baseline}
     for name in RIVALS:
@@ -93,23 +94,27 @@ def measure_training(specs: dict[str, ModelSpec], rounds: int) -> None:
         report("training", name, LENGTH / statistics.median(found), "tokens/s", ratio, least=TRAINING_BARS.get(name))
 
 
-@torch.inference_mode()
-def measure_forms(specs: dict[str, ModelSpec]) -> None:
+def measure_forms(specs: dict[str, ModelSpec], rounds: int) -> None:
     tokens = torch.randint(VOCABULARY, (1, LONG), generator=torch.Generator().manual_seed(1))
     for name in RIVALS:
         model = built(specs[name]).eval()
-        model(tokens)
-        began = time.perf_counter()
-        model(tokens)
-        whole = time.perf_counter() - began
-        state = model.initial_state(1)
-        _, state = model.step(tokens[:, :8], state)
-        began = time.perf_counter()
-        for token in tokens[:, :STEPPED].split(1, dim=1):
-            _, state = model.step(token, state)
-        one_by_one = (time.perf_counter() - began) * LONG / STEPPED
-        say(f"  {name}: {whole:.2f} s at once, {one_by_one:.2f} s token by token")
-        report("forms", name, LONG / whole, "tokens/s", one_by_one / whole, least=FORMS_BAR, length=LONG)
+        say(f" {name}")
+        forms = {"at once": partial(at_once, model, tokens), "by token": partial(by_token, model, tokens)}
+        whole, stepped = in_turns(forms, rounds).values()
+        ratio = paired(stepped, whole) * LONG / STEPPED
+        report("forms", name, LONG / statistics.median(whole), "tokens/s", ratio, least=FORMS_BAR, length=LONG)
+
+
+@torch.inference_mode()
+def at_once(model: LanguageModel, tokens: Tensor) -> None:
+    model(tokens)
+
+
+@torch.inference_mode()
+def by_token(model: LanguageModel, tokens: Tensor) -> None:
+    state = model.initial_state(1)
+    for token in tokens[:, :STEPPED].split(1, dim=1):
+        _, state = model.step(token, state)
 
 
 def built(spec: ModelSpec) -> LanguageModel:

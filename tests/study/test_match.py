@@ -48,11 +48,36 @@ def test_states_of_the_same_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "fixed", [{"dim": 512}, {"depth": 7}, {"dim": 384, "heads": 6}, {"hidden": 1024}, {"dim": 512, "depth": 12}]
+    "fixed", [{"dim": 512}, {"depth": 7}, {"dim": 384, "heads": 6}, {"hidden": 1024}, {"dim": 512, "depth": 10}]
 )
 def test_what_is_given_stays(fixed: dict[str, int]) -> None:
     spec = match("transformer++", {**GIVEN, **fixed}, MatchSpec(target=30e6, tolerance=0.05), LENGTH)
     assert fixed.items() <= spec.model_dump().items()
+    assert cost_on_meta(spec, LENGTH).non_embedding_parameters == pytest.approx(30e6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [
+        ("transformer++", {"heads": 6}),
+        ("transformer++", {"kv_heads": 2}),
+        ("mamba2", {"head_dim": 64}),
+        ("samba", {"depth": 5}),
+        ("gated-deltanet-h", {"depth": 3}),
+        ("hybrid", {"pattern": ("attention", "retnet")}),
+        ("hybrid", {"pattern": ("retnet", "attention")}),
+        ("hf", {"hf": {"config": {"model_type": "llama", "num_key_value_heads": 2}}}),
+    ],
+)
+def test_whatever_is_given_the_size_is_right(name: str, fixed: dict[str, Any]) -> None:
+    spec = match(name, {**GIVEN, **fixed}, MatchSpec(target=3e6, tolerance=0.011), LENGTH)
+    assert cost_on_meta(spec, LENGTH).non_embedding_parameters == pytest.approx(3e6, rel=0.011)
+    assert {key: value for key, value in fixed.items() if key != "hf"}.items() <= spec.model_dump().items()
+
+
+def test_trained_weights_are_not_resized() -> None:
+    with pytest.raises(UserError, match="trained weights have a size of their own; use match: none"):
+        match("hf", {**GIVEN, "hf": {"folder": "anywhere"}}, MatchSpec(target=3e6), LENGTH)
 
 
 def test_fields_that_are_lists_can_be_given() -> None:

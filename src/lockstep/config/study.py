@@ -11,9 +11,9 @@ contestants:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.data import DataSpec
 from lockstep.config.evaluation import EvaluationSpec
@@ -21,7 +21,7 @@ from lockstep.config.logging import LoggingSpec
 from lockstep.config.match import SCALES, MatchSpec, Scale
 from lockstep.config.model import ModelSection
 from lockstep.config.run import RunSpec
-from lockstep.config.spec import Name, Spec
+from lockstep.config.spec import Name, Spec, validate
 from lockstep.config.tokenizer import TokenizerSpec
 from lockstep.config.training import TrainingSpec
 
@@ -29,22 +29,37 @@ from lockstep.config.training import TrainingSpec
 def named_after_themselves(contestants: Any) -> Any:
     """A contestant that names no architecture is called by it."""
     if not isinstance(contestants, dict):
-        return contestants
-    return {
-        name: {"architecture": name, **fields} if isinstance(fields, dict) else fields or {"architecture": name}
-        for name, fields in contestants.items()
-    }
+        raise ValueError("expected names, each with a model behind it, such as `transformer++: {}`")
+    named = {}
+    for name, fields in contestants.items():
+        fields = {} if fields is None else fields
+        named[name] = {"architecture": name, **fields} if isinstance(fields, dict) else fields
+    return named
 
 
+def none_is_nothing(match: Any) -> Any:
+    """`match: none` says that sizes are as stated, as no `match` does."""
+    return None if match == "none" else match
+
+
+def is_no_place(name: str) -> str:
+    """Neither this folder nor the one above."""
+    if name in (".", ".."):
+        raise ValueError("not a name for a folder")
+    return name
+
+
+FolderName = Annotated[Name, Field(max_length=200, pattern=r"^[^/\\]+$"), AfterValidator(is_no_place)]
+"""Runs lie in folders that are named so."""
 Contestants = Annotated[
-    dict[Name, ModelSection], BeforeValidator(named_after_themselves), Field(min_length=1, max_length=100)
+    dict[FolderName, ModelSection], BeforeValidator(named_after_themselves), Field(min_length=1, max_length=100)
 ]
 
 
 class StudySpec(Spec):
     """A study as its YAML states it."""
 
-    study_name: Annotated[Name, Field(max_length=200, pattern=r"^[^/\\]+$")]
+    study_name: FolderName
     data: DataSpec
     tokenizer: TokenizerSpec = TokenizerSpec()
     training: TrainingSpec = TrainingSpec()
@@ -52,7 +67,7 @@ class StudySpec(Spec):
     logging: LoggingSpec = LoggingSpec()
     scale: Scale | None = None
     """A size that all contestants are given, by name."""
-    match: MatchSpec | Literal["none"] | None = None
+    match: Annotated[MatchSpec | None, BeforeValidator(none_is_nothing)] = None
     """The same in numbers; `none` leaves sizes as each contestant states them."""
     contestants: Contestants
     """By name; each is a `model` section, whose architecture is the name unless it says otherwise."""
@@ -68,9 +83,10 @@ class StudySpec(Spec):
         """What sizes are solved for; None where they are as stated."""
         if self.scale is not None:
             return SCALES[self.scale]
-        return self.match if isinstance(self.match, MatchSpec) else None
+        return self.match
 
     def run_of(self, contestant: str) -> RunSpec:
         """The contestant's run, its model as stated."""
         shared = {name: getattr(self, name) for name in ("data", "tokenizer", "training", "evaluation", "logging")}
-        return RunSpec(experiment_name=contestant, model=self.contestants[contestant], **shared)
+        fields = {"experiment_name": contestant, "model": self.contestants[contestant], **shared}
+        return validate(RunSpec, fields, f"contestants.{contestant}")

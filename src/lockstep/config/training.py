@@ -41,7 +41,7 @@ class TrainingSpec(Spec):
     adam_beta2: Momentum = 0.95
     adam_epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
-    """On matrices only: norms, biases and embeddings are not decayed."""
+    """On matrices and convolutions: norms, biases, decays and embeddings are not decayed."""
     max_grad_norm: PositiveFloat | None = 1.0
 
     # Learning-rate schedule.

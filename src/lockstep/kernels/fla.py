@@ -1,7 +1,8 @@
 """fla-core's Triton kernels, where they can be used: the same recurrences, computed in 16 bits with 32-bit sums.
 
-They take the place of the torch forms in `lockstep.models.recurrences` under 16-bit autocast on a CUDA device; whatever
-is computed in full precision stays with torch. What ran is recorded, because no figure means much without it.
+They take the place of the torch forms in `lockstep.models.recurrences` under bfloat16 autocast on a CUDA device.
+Whatever is computed in full precision stays with torch, and so does float16, in which sums over a sequence would
+overflow. What ran is recorded, because no figure means much without it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 import warnings
 from functools import cache
 from typing import Any, Literal
@@ -37,7 +39,7 @@ def takes(operation: Operation, *rows: Tensor) -> bool:
     device, time = rows[0].device, rows[0].shape[2]
     if device.type != "cuda" or time == 1 or not torch.is_autocast_enabled("cuda"):
         return False
-    if max(row.shape[-1] for row in rows) > WIDEST or torch.get_autocast_dtype("cuda").itemsize != 2:
+    if max(row.shape[-1] for row in rows) > WIDEST or torch.get_autocast_dtype("cuda") is not torch.bfloat16:
         return False
     return unusable(operation) is None
 
@@ -50,7 +52,7 @@ def unusable(operation: Operation) -> str | None:
     for package in ("fla", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed"
-    triton = tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:3])
+    triton = triton_version()
     hopper = torch.cuda.get_device_capability()[0] == 9
     wrong = operation in MISCOMPILED and hopper and (3, 4, 0) <= triton < (3, 7, 1)
     if wrong and importlib.util.find_spec("tilelang") is None:
@@ -60,6 +62,12 @@ def unusable(operation: Operation) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def triton_version() -> tuple[int, ...]:
+    """Of the module itself: builds of torch's own bring it under another name."""
+    found = re.match(r"(\d+)\.(\d+)\.?(\d*)", importlib.import_module("triton").__version__)
+    return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
 @cache
@@ -88,7 +96,7 @@ def run(operation: Operation, state: Tensor, queries: Tensor, **rows: Tensor) ->
             **moved, scale=1.0, initial_state=state.to(torch.float32).contiguous(), output_final_state=True
         )
     _ran.add(operation)
-    return reads.transpose(1, 2), after
+    return reads.transpose(1, 2).float(), after
 
 
 def ran() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockstep.models.architectures.hf import HuggingFaceSpec
 
 LOOKED_AT = 8
-LEAK = 1e-3
+LEAK = 1e-5
 """Of so many tokens the last one is replaced; a causal model's other logits move by less than this share."""
 
 

@@ -6,8 +6,10 @@ say is the skeleton's: pre-norm blocks with RMSNorm and a SwiGLU, no positions, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import torch
 from pydantic import Field, PositiveInt
 from torch import nn
 
@@ -86,6 +88,23 @@ class ModelSpec(Spec):
     def output_transform(self) -> nn.Module:
         """What stands between the last norm and the output table."""
         return nn.Identity()
+
+    @classmethod
+    def brings_weights(cls, fields: Mapping[str, Any]) -> bool:
+        """Whether these fields name trained weights, and so sizes that nobody can choose."""
+        return False
+
+    @property
+    def mlp_width(self) -> int | None:
+        """Of the channel mixer; None where there is none."""
+        with torch.device("meta"):
+            mlp = self.mlp(0)
+        return None if mlp is None else mlp.output.in_features
+
+    @property
+    def is_its_layers(self) -> bool:
+        """Whether nothing but its layers tells it from others, so that they can be parts of another model."""
+        return self.causal and not (self.learned_positions or self.embedding_norm or self.output_bias)
 
     @property
     def period(self) -> int:

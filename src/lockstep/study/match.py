@@ -8,7 +8,7 @@ the one at which the proportions are those that the architecture aims at, and ta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 
 from lockstep.config.match import MatchSpec, Quantity
 from lockstep.errors import UserError
-from lockstep.models.block import Block
 from lockstep.models.cost import Cost
 from lockstep.models.registry import find, specify
 from lockstep.models.spec import ModelSpec
@@ -27,6 +26,8 @@ ASPECT_SLACK = 2.5
 MLP_SLACK = 1.6
 """And the MLP's width so many times the architecture's own choice."""
 WIDEST = 32_768
+MOST_SKIPPED = 64
+"""Widths in a row that do not fit what is given, before no more are tried."""
 WIDTHS_TRIED = 6
 """On either side of the width at which proportions would be perfect."""
 
@@ -44,15 +45,21 @@ class Candidate:
     """From the proportions aimed at; 0 is perfect."""
 
 
-def match(name: str, fields: Mapping[str, Any], wanted: MatchSpec, length: int) -> ModelSpec:
+def match(name: str, fields: Mapping[str, Any], wanted: MatchSpec, length: int, source: str = "model") -> ModelSpec:
     """The specification whose size is the target's; what `fields` gives is left as it is."""
-    sizes = Sizes(name, fields, wanted.on, length)
+    sizes = Sizes(name, fields, wanted.on, length, source)
+    if sizes.kind.brings_weights(fields):
+        raise UserError(f"{source}: {name}: trained weights have a size of their own; use match: none")
     candidates = list(sizes.candidates(wanted.target))
-    fitting = [one for one in candidates if abs(one.amount / wanted.target - 1) <= wanted.tolerance]
-    if not fitting:
-        raise UserError(f"{name}: {unreachable(candidates, wanted)}")
-    best = min(fitting, key=lambda one: (one.deviation, abs(one.amount - wanted.target)))
-    return sizes.chosen(best)
+    in_order = sorted(candidates, key=lambda one: (one.deviation, abs(one.amount - wanted.target)))
+    for candidate in in_order:
+        if abs(candidate.amount / wanted.target - 1) > wanted.tolerance:
+            continue
+        spec = sizes.chosen(candidate)
+        # Lines are exact where layers are alike; where they are not, the model itself has the last word.
+        if abs(amount_of(cost_on_meta(spec, length), wanted.on) / wanted.target - 1) <= wanted.tolerance:
+            return spec
+    raise UserError(f"{source}: {name}: {unreachable(candidates, wanted)}")
 
 
 def unreachable(candidates: list[Candidate], wanted: MatchSpec) -> str:
@@ -69,19 +76,41 @@ def unreachable(candidates: list[Candidate], wanted: MatchSpec) -> str:
 class Sizes:
     """What an architecture's sizes amount to."""
 
-    def __init__(self, name: str, fixed: Mapping[str, Any], quantity: Quantity, length: int) -> None:
-        self.name, self.fixed, self.quantity, self.length = name, fixed, quantity, length
+    def __init__(self, name: str, fixed: Mapping[str, Any], quantity: Quantity, length: int, source: str) -> None:
+        self.name, self.fixed, self.quantity, self.length, self.source = name, fixed, quantity, length, source
         self.kind = find(name)
         self.lines: dict[int, Line] = {}
+        self.specs: dict[int, ModelSpec | UserError] = {}
 
     def may_choose(self, field: str) -> bool:
         return field in self.kind.free and field not in self.fixed
 
-    def spec(self, dim: int, **sizes: int) -> ModelSpec:
-        """With whole heads at this width; `sizes` win over what was given."""
-        heads = {"heads": dim // head_width(dim)} if self.may_choose("heads") else {}
+    def at(self, dim: int) -> ModelSpec | UserError:
+        """The specification at a width, with the first heads that fit; or why there is none."""
+        if dim not in self.specs:
+            self.specs[dim] = self.first_that_fits(dim)
+        return self.specs[dim]
+
+    def first_that_fits(self, dim: int) -> ModelSpec | UserError:
         width = {"dim": dim} if self.may_choose("dim") else {}
-        return specify(self.name, {**self.fixed, **heads, **width, **sizes})
+        choices = [{"heads": heads} for heads in head_counts(dim)] if self.may_choose("heads") else [{}]
+        refused: UserError | None = None
+        for heads in choices:
+            try:
+                return specify(self.name, {**self.fixed, **width, **heads}, self.source)
+            except UserError as error:
+                refused = refused or error
+        assert refused is not None
+        return refused
+
+    def spec(self, dim: int, **sizes: int) -> ModelSpec:
+        """At a width that fits, with other sizes too."""
+        found = self.at(dim)
+        if isinstance(found, UserError):
+            raise found
+        heads = {"heads": found.heads} if self.may_choose("heads") else {}
+        width = {"dim": dim} if self.may_choose("dim") else {}
+        return specify(self.name, {**self.fixed, **width, **heads, **sizes}, self.source)
 
     def amount(self, dim: int, **sizes: int) -> float:
         """Of a model with these sizes."""
@@ -99,16 +128,31 @@ class Sizes:
     def widths(self, target: float) -> list[int]:
         """Around the smallest at which a model of perfect proportions is as large as the target."""
         if not self.may_choose("dim"):
-            return [specify(self.name, self.fixed).dim]
+            return [self.fixed.get("dim") or specify(self.name, self.fixed, self.source).dim]
         steps = list(width_steps())
-        low, high = 0, len(steps) - 1
+        low, high = 0, len(steps)
         while low < high:
-            middle = (low + high) // 2
-            if self.line(steps[middle]).at(steps[middle] / self.kind.aspect) < target:
+            middle = self.fitting(steps, (low + high) // 2, high)
+            if middle is None:
+                high = (low + high) // 2
+            elif self.proportioned(steps[middle]) < target:
                 low = middle + 1
             else:
-                high = middle
-        return steps[max(low - WIDTHS_TRIED, 0) : low + WIDTHS_TRIED + 1]
+                high = (low + high) // 2
+        below = [dim for dim in reversed(steps[:low]) if not isinstance(self.at(dim), UserError)]
+        above = [dim for dim in steps[low : low + MOST_SKIPPED] if not isinstance(self.at(dim), UserError)]
+        if not below and not above:
+            raise next(found for found in self.specs.values() if isinstance(found, UserError))
+        return [*below[:WIDTHS_TRIED], *above[: WIDTHS_TRIED + 1]]
+
+    def fitting(self, steps: Sequence[int], first: int, end: int) -> int | None:
+        """The first index from there on whose width fits what is given."""
+        places = range(first, min(end, first + MOST_SKIPPED))
+        return next((at for at in places if not isinstance(self.at(steps[at]), UserError)), None)
+
+    def proportioned(self, dim: int) -> float:
+        """The amount at the depth that was given, or else at the one that is aimed at."""
+        return self.line(dim).at(self.fixed.get("depth", dim / self.kind.aspect))
 
     def line(self, dim: int) -> Line:
         """How the amount grows with depth and the MLP's width, at one width of the model."""
@@ -117,14 +161,22 @@ class Sizes:
         return self.lines[dim]
 
     def measured_line(self, dim: int) -> Line:
-        """From models of one period, of two, and of one with wider MLPs."""
+        """From models of one period, of two, and of one with wider MLPs; at the given depth, where there is one."""
         spec = self.spec(dim)
-        once = self.amount(dim, depth=spec.period)
-        layer = (self.amount(dim, depth=2 * spec.period) - once) / spec.period
-        own, slope = own_hidden(spec) if self.may_choose("hidden") else None, 0.0
+        own = spec.mlp_width if self.may_choose("hidden") else None
+        hidden = {} if own is None else {"hidden": own}
+        if not self.may_choose("depth"):
+            layers, depth = 0.0, {}
+            base = once = self.amount(dim, **hidden)
+        else:
+            depth = {"depth": spec.period}
+            once = self.amount(dim, **depth, **hidden)
+            layers = (self.amount(dim, depth=2 * spec.period, **hidden) - once) / spec.period
+            base = once - spec.period * layers
+        slope = 0.0
         if own is not None:
-            slope = (self.amount(dim, depth=spec.period, hidden=2 * own) - once) / own / spec.period
-        return Line(once - spec.period * layer, layer, slope, own, spec.period)
+            slope = (self.amount(dim, **depth, hidden=2 * own) - once) / own / depth.get("depth", spec.depth)
+        return Line(base, layers, slope, own, spec.period)
 
     def at_width(self, dim: int, target: float) -> Iterator[Candidate]:
         line = self.line(dim)
@@ -138,7 +190,7 @@ class Sizes:
 
     def depths(self, dim: int, period: int) -> list[int]:
         if not self.may_choose("depth"):
-            return [specify(self.name, self.fixed).depth]
+            return [self.spec(dim).depth]
         aimed = dim / self.kind.aspect
         fewest, most = math.ceil(aimed / ASPECT_SLACK / period), math.floor(aimed * ASPECT_SLACK / period)
         return [period * repeats for repeats in range(max(fewest, 1), max(most, 1) + 1)]
@@ -146,7 +198,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Line:
-    """amount = base + depth × (layer + (hidden - own_hidden) × slope)."""
+    """amount = base + depth × (layer + (hidden - own_hidden) × slope), with nothing per layer at a given depth."""
 
     base: float
     layer: float
@@ -168,16 +220,6 @@ class Line:
         return max(round(within / step), 1) * step
 
 
-def own_hidden(spec: ModelSpec) -> int | None:
-    """The width that an architecture gives its MLP, if it has one."""
-    if spec.hidden is not None:
-        return spec.hidden
-    with torch.device("meta"):
-        blocks: list[Block] = [spec.block(layer) for layer in range(spec.period)]
-    widths = [block.mlp.output.in_features for block in blocks if block.mlp is not None]
-    return widths[0] if widths else None
-
-
 def cost_on_meta(spec: ModelSpec, length: int) -> Cost:
     """Of a model that is never allocated."""
     with torch.device("meta"):
@@ -188,10 +230,11 @@ def amount_of(cost: Cost, quantity: Quantity) -> float:
     return float({"total_parameters": cost.parameters}.get(quantity) or getattr(cost, quantity))
 
 
-def head_width(dim: int) -> int:
-    """Heads of 64, or of less where these would not fill the width or be fewer than four."""
-    widths = (64, 32, 16, 8, 4, 2)
-    return next((width for width in widths if dim % width == 0 and dim >= 4 * width), dim)
+def head_counts(dim: int) -> list[int]:
+    """Heads of 64, or of less where these would not fill the width or be fewer than four; wider ones come last."""
+    widths = [width for width in (64, 32, 16, 8, 4, 2) if dim % width == 0]
+    many = [dim // width for width in widths if dim >= 4 * width]
+    return many + [heads for heads in (3, 2, 1) if dim % heads == 0 and heads not in many]
 
 
 def width_steps() -> Iterator[int]:

@@ -11,12 +11,14 @@ from lockstep.data.prepare import prepare
 from lockstep.data.stream import TokenStream
 from lockstep.models.cost import Cost
 from lockstep.models.spec import ModelSpec
+from lockstep.models.state import state_bytes
 from lockstep.progress import showing
 from lockstep.study.contestants import contestants
 from lockstep.study.estimate import Estimate, estimate
 from lockstep.study.match import cost_on_meta
 from lockstep.tables import aligned, in_bytes, in_short, in_time
 from lockstep.training.distribution import World, find_device
+from lockstep.training.objective import make_objective
 from lockstep.training.plan import make_plan
 
 CONTEXTS = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
@@ -37,7 +39,8 @@ class PlannedContestant:
         """None where the model cannot go so far."""
         if (self.spec.learned_positions and length > self.spec.max_length) or not self.spec.causal:
             return None
-        return cost_on_meta(self.spec, length).state_bytes
+        with torch.device("meta"):
+            return state_bytes(self.spec.build().initial_state(1, capacity=length))
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,17 @@ class StudyPlan:
 
 def plan_study(study: StudySpec) -> StudyPlan:
     """Prepare the corpus, solve the sizes, and time a few layers of each contestant."""
+    runs = [study.run_of(name) for name in study.contestants]
+    first = runs[0]
     prepared = prepare(study.data, study.tokenizer)
-    first = study.run_of(next(iter(study.contestants)))
     length, batch = study.data.max_sequence_length, study.data.batch_size
     stream = TokenStream(prepared.tokens("train"), length, first.effective_batch_size, first.seed_for_data)
     planned = make_plan(first, stream.windows)
     tokens = planned.steps * planned.tokens_per_step
     device = find_device(study.training.device, World())
     models = contestants(study, prepared.tokenizer.vocab_size)
+    for run, spec in zip(runs, models.values(), strict=True):
+        make_objective(run, spec.causal, prepared.tokenizer)
     found = []
     with showing("measuring", "steps", total=len(models)) as progress:
         for name, spec in models.items():

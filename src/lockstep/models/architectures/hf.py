@@ -9,6 +9,7 @@ The library is imported when such a model is first asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -165,6 +166,19 @@ class HuggingFaceSpec(ModelSpec):
     @property
     def has_heads(self) -> bool:  # type: ignore[override] # here it is a matter of the configuration
         return "heads" in self._words
+
+    @property
+    def mlp_width(self) -> int | None:
+        """In the proportion that the configuration has, whatever width it is resized to."""
+        source = said(library_config(self._source))
+        if self.hf is None or source.get("hidden") is None or not source.get("dim"):
+            return self.hidden
+        return int(source["hidden"] * self.dim / source["dim"])
+
+    @classmethod
+    def brings_weights(cls, fields: Mapping[str, Any]) -> bool:
+        source = fields.get("hf")
+        return isinstance(source, Mapping) and source.get("folder") is not None
 
     @property
     def reach(self) -> int | None:

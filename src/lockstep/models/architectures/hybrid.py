@@ -5,6 +5,7 @@ model: {architecture: hybrid, pattern: [mamba2, mamba2, "attention:window=2048"]
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -19,6 +20,8 @@ from lockstep.models.spec import ModelSpec
 
 ALIASES = {"attention": "transformer++"}
 
+OF_THE_MODEL = {"vocab_size", "dim", "depth", "max_length", "tie_embeddings"}
+"""Fields in which layers cannot differ."""
 SMALL_WINDOW = "attention:window=5"
 """At the laws' size."""
 
@@ -39,7 +42,7 @@ class HybridSpec(ModelSpec):
     @model_validator(mode="after")
     def _layers_fit(self) -> HybridSpec:
         for layer in self.parts:
-            if not layer.causal or layer.learned_positions or layer.embedding_norm or layer.output_bias:
+            if isinstance(layer, HybridSpec) or not layer.is_its_layers:
                 raise ValueError(f"pattern: {layer.architecture} is more than its layers and cannot be a part")
         return self
 
@@ -54,6 +57,10 @@ class HybridSpec(ModelSpec):
         return self.parts[layer % len(self.parts)].block(layer)
 
     @property
+    def mlp_width(self) -> int | None:
+        return next((part.mlp_width for part in self.parts if part.mlp_width is not None), None)
+
+    @property
     def period(self) -> int:
         return len(self.pattern)
 
@@ -65,14 +72,19 @@ class HybridSpec(ModelSpec):
 
 def read_layer(text: str, common: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """`mamba2` or `attention:window=2048`: the architecture and its fields."""
-    name, _, settings = text.partition(":")
+    found = re.fullmatch(r"(?P<name>[^=]+?)(:(?P<settings>\w+\s*=.*))?", text)
+    if found is None or (":" in found["name"] and ".py:" not in found["name"]):
+        raise UserError(f"pattern: {text}: expected name:field=value,field=value")
     fields: dict[str, Any] = {}
-    for setting in filter(None, settings.split(",")):
+    for setting in filter(None, (found["settings"] or "").split(",")):
         key, equals, value = setting.partition("=")
         if not equals:
             raise UserError(f"pattern: {text}: expected name:field=value,field=value")
+        if key.strip() in OF_THE_MODEL:
+            raise UserError(f"pattern: {text}: {key.strip()} belongs to the whole model, not to a layer")
         fields[key.strip()] = parse_yaml(f"value: {value}", f"pattern: {text}")["value"]
-    return ALIASES.get(name.strip(), name.strip()), common | fields
+    name = found["name"].strip()
+    return ALIASES.get(name, name), common | fields
 
 
 @architecture("samba")

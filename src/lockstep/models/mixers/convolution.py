@@ -16,7 +16,7 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
         self.channels, self.width = channels, width
-        # Three dimensions, as torch's own: no matrix, and no optimizer takes it for one.
+        # Three dimensions, as torch's own: decayed as matrices are, and not orthogonalised.
         self.weight = nn.Parameter(torch.empty(width, 1, channels))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.initialise()

@@ -20,6 +20,7 @@ from lockstep.kernels import fla
 from lockstep.memory.coefficients import products
 from lockstep.memory.types import arithmetic, exactly
 from lockstep.models.cost import Cost
+from lockstep.models.recurrences.decayed import division
 
 TOGETHER = 32
 """Chunks, of all heads of all samples, that a CPU works on at once: few enough to stay in its cache."""
@@ -71,12 +72,6 @@ def one_token(
     error = value - key @ state
     state = state + key.mT @ (rate[..., None] * error)
     return query @ state, state
-
-
-def division(time: int, chunk: int) -> tuple[int, int]:
-    """How many chunks, and how long each is: as few as can be, and then as short."""
-    count = -(-time // chunk)
-    return count, -(-time // count)
 
 
 def in_chunks(

@@ -24,6 +24,8 @@ from lockstep.memory.types import arithmetic, exactly
 
 CACHED = 2**18
 """States of a tile on a processor: a megabyte of float32."""
+FEWEST = 16
+"""Tokens of a tile, however many states each has: only those at its start are kept for the derivative."""
 AT_ONCE = 2**26
 """States of a tile elsewhere, where every operation costs the time to launch it."""
 
@@ -149,7 +151,7 @@ class _Scan(torch.autograd.Function):
 
 def tiles(time: int, state: Tensor, chunk: int) -> Iterator[Tile]:
     """Of as many tokens as have their states computed at once; those at the end are smaller."""
-    most = max(1, (CACHED if state.device.type == "cpu" else AT_ONCE) // state.numel())
+    most = max(FEWEST, (CACHED if state.device.type == "cpu" else AT_ONCE) // state.numel())
     start = 0
     while start < time:
         places = min(chunk, most, time - start)
