@@ -148,6 +148,15 @@ class WrongFlops(Sound):
         return super().cost(length) + Cost(forward_flops=product_flops(self.dim, self.dim))
 
 
+class StepsTwice(Sound):
+    """A decoded token costs twice what it should, and a whole sequence nothing more."""
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if x.shape[1] == 1 and state is not None:
+            super().step(x, state)
+        return super().step(x, state)
+
+
 class WrongParameters(Sound):
     def cost(self, length: int) -> Cost:
         return super().cost(length) + Cost(parameters=1)
