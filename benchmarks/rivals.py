@@ -61,7 +61,7 @@ def matched() -> dict[str, ModelSpec]:
     """Everybody as large as the baseline, at its width."""
     given: dict[str, Any] = {"vocab_size": VOCABULARY, "dim": DIM, "heads": HEADS, "max_length": LONG}
     baseline = specify(BASELINE, {**given, "depth": DEPTH})
-    wanted = MatchSpec(target=cost_on_meta(baseline, LENGTH).non_embedding_parameters, tolerance=0.04)
+    wanted = MatchSpec(target=cost_on_meta(baseline, LENGTH).non_embedding_parameters, tolerance=0.05)
     specs = {BASELINE: baseline}
     for name in RIVALS:
         depth = {} if name in ("mamba", "mamba2") else {"depth": DEPTH}
