@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from lockstep.config.training import TrainingSpec
 from lockstep.laws.subject import randomise
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.mixers.mamba import LARGEST_RATE, SMALLEST_RATE, Mamba
+from lockstep.models.mixers.mamba import Mamba
+from lockstep.models.mixers.rates import LARGEST_RATE, SMALLEST_RATE
 from lockstep.models.registry import build
 from lockstep.training.optimizers import build_optimizers
 

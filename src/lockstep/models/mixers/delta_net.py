@@ -13,13 +13,12 @@ from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.convolution import ShortConvolution
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import Tail, normed, unit
+from lockstep.models.mixers.rates import draw_rate_bias
 from lockstep.models.recurrences.delta import delta_rule, delta_rule_cost
 
 EPSILON = 1e-5
 FASTEST = 16.0
 """Gated DeltaNet's heads forget at speeds drawn between 0 and this, times the step that a token takes."""
-SHORTEST_STEP, LONGEST_STEP = 1e-3, 0.1
-"""Between which the first steps are drawn, evenly in their logarithm."""
 
 
 class DeltaState(NamedTuple):
@@ -119,9 +118,7 @@ class GatedDeltaNet(DeltaNet):
         super().initialise()
         # From 1 - rand, which is never zero.
         self.log_speed.copy_((FASTEST * (1 - torch.rand(self.heads))).log())
-        steps = SHORTEST_STEP * (LONGEST_STEP / SHORTEST_STEP) ** torch.rand(self.heads)
-        # The inverse of softplus.
-        self.first_step.copy_(steps + (-torch.expm1(-steps)).log())
+        draw_rate_bias(self.first_step)
 
     def rule_cost(self, length: int) -> Cost:
         return delta_rule_cost(self.heads, self.key_dim, self.value_dim, length, self.chunk, decay=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -13,10 +12,8 @@ from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.convolution import ShortConvolution
 from lockstep.models.mixers.mixer import Mixer
+from lockstep.models.mixers.rates import draw_rate_bias
 from lockstep.models.recurrences.selective import selective_scan
-
-SMALLEST_RATE, LARGEST_RATE = 1e-3, 0.1
-"""At the beginning of training, for an input of zero."""
 
 
 class MambaState(NamedTuple):
@@ -81,10 +78,8 @@ class Mamba(Mixer):
         self.conv.initialise_as_torch()
         bound = self.dt_rank**-0.5
         nn.init.uniform_(self.rate.weight, -bound, bound)
-        rate = torch.empty_like(self.rate.bias).uniform_(math.log(SMALLEST_RATE), math.log(LARGEST_RATE)).exp_()
-        # The inverse of softplus.
-        self.rate.bias.copy_(rate + (-torch.expm1(-rate)).log())
-        decay = torch.arange(1, self.d_state + 1, device=rate.device, dtype=rate.dtype)
+        draw_rate_bias(self.rate.bias)
+        decay = torch.arange(1, self.d_state + 1, device=self.skip.device, dtype=self.skip.dtype)
         self.log_decay.copy_(decay.log().repeat_interleave(self.channels))
         nn.init.ones_(self.skip)
 

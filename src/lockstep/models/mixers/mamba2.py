@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -14,13 +13,12 @@ from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.convolution import ShortConvolution
 from lockstep.models.mixers.mixer import Mixer
+from lockstep.models.mixers.rates import draw_rate_bias
 from lockstep.models.recurrences.decayed import decayed, decayed_flops
 
 EPSILON = 1e-5
 FASTEST_DECAY = 16.0
 """Per unit of rate, at the beginning of training; the slowest is 1."""
-SMALLEST_RATE, LARGEST_RATE = 1e-3, 0.1
-"""At the beginning of training, for an input of zero."""
 
 
 class Mamba2State(NamedTuple):
@@ -103,9 +101,7 @@ class Mamba2(Mixer):
         """Decays uniform and rates log-uniform over the heads; a convolution as torch's own."""
         self.conv.initialise_as_torch()
         self.log_decay.uniform_(1.0, FASTEST_DECAY).log_()
-        rate = torch.empty_like(self.rate_bias).uniform_(math.log(SMALLEST_RATE), math.log(LARGEST_RATE)).exp_()
-        # The inverse of softplus.
-        self.rate_bias.copy_(rate + (-torch.expm1(-rate)).log())
+        draw_rate_bias(self.rate_bias)
 
     def cost(self, length: int) -> Cost:
         sizes = (self.groups, self.heads, self.state_dim, self.head_dim)
