@@ -12,7 +12,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lockstep.errors import UserError
 
-PLAIN_WORDS = {"missing": "missing; add the key", "model_type": "expected a section of keys and values"}
+PLAIN_WORDS = {
+    "missing": "missing; add the key",
+    "model_type": "expected a section of keys and values",
+    "tuple_type": "expected a list",
+    "too_short": "expected at least one",
+}
 """For pydantic's messages that speak of Python rather than of a file."""
 
 ABBREVIATIONS = {
