@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.config.spec import PathText, Spec
 
@@ -22,6 +22,8 @@ class DataSpec(Spec):
     """Tokens per sequence."""
     document_boundary: Literal["continue"] = "continue"
     """Documents are packed one after another with a separator; context and state run on across it."""
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training tokens that are replaced by random ones; held-out text stays as it is."""
 
     @model_validator(mode="after")
     def _has_a_corpus(self) -> DataSpec:

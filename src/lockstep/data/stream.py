@@ -3,28 +3,50 @@
 The corpus is cut into windows of `length` tokens (each with one token more, the last target). Epoch by epoch, the
 windows are visited in a random order without replacement; step n takes the next windows of that endless list. No
 loader state exists: whoever knows seed and step knows the batch, whatever the architecture or the number of ranks.
+Noise, where it is asked for, is a function of the same two.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.randomness import permutation
+from lockstep.data.randomness import permutation, uniform
 from lockstep.errors import UserError
 
 Windows = NDArray[np.int64]
 """[sequences, length + 1]: inputs are all but the last column, next-token targets all but the first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Tokens of a noisy text: each is replaced with a probability, by any of the vocabulary."""
+
+    share: float
+    vocab_size: int
+
+    def over(self, windows: Windows, *purpose: int | str) -> Windows:
+        """`windows` with their noise, a pure function of `purpose`."""
+        choice, token = uniform((2, *windows.shape), "noise", *purpose)
+        return np.where(choice < self.share, (token * self.vocab_size).astype(np.int64), windows)
+
+
 class TokenStream:
     """The windows that each step trains on."""
 
-    def __init__(self, tokens: NDArray[np.integer], length: int, sequences_per_step: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokens: NDArray[np.integer],
+        length: int,
+        sequences_per_step: int,
+        seed: int,
+        noise: Noise | None = None,
+    ) -> None:
         self.tokens, self.length = tokens, length
-        self.sequences_per_step, self.seed = sequences_per_step, seed
+        self.sequences_per_step, self.seed, self.noise = sequences_per_step, seed, noise
         self.windows = (len(tokens) - 1) // length
         if self.windows < 1:
             raise UserError(
@@ -36,7 +58,8 @@ class TokenStream:
     def step(self, step: int) -> Windows:
         """All windows of a step (counted from 0), over all ranks and micro-batches together."""
         places = self.starts(step)[:, None] + np.arange(self.length + 1)
-        return np.asarray(self.tokens[places], dtype=np.int64)
+        windows = np.asarray(self.tokens[places], dtype=np.int64)
+        return windows if self.noise is None else self.noise.over(windows, self.seed, step)
 
     def starts(self, step: int) -> NDArray[np.int64]:
         """Where each window of a step begins in the corpus."""

@@ -54,7 +54,7 @@ CAUSES = {
     "token_metrics.sequence_length": ("data.max_sequence_length",),
     "token_metrics.tokens_per_step": _SHAPE,
     TOTAL_TOKENS: _SHAPE,
-    STREAM_FACT: ("random_seed", "data_seed", *_CORPUS, "tokenizer", *_SHAPE, "data.document_boundary"),
+    STREAM_FACT: ("random_seed", "data_seed", *_CORPUS, "tokenizer", *_SHAPE, "data.document_boundary", "data.noise"),
     # The learning rate at a step depends on how many there will be.
     PLAN_FACT: _LENGTH_OF_RUN,
 }

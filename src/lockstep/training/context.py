@@ -14,7 +14,7 @@ from lockstep.config.run import RunSpec
 from lockstep.data.corpora import names as corpus_names
 from lockstep.data.prepare import Prepared, prepare
 from lockstep.data.prepared import TOKENIZER
-from lockstep.data.stream import TokenStream
+from lockstep.data.stream import Noise, TokenStream
 from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
 from lockstep.models.registry import absolute as absolute_name
@@ -81,9 +81,9 @@ def make_context(run: RunSpec, folder: Path, world: World) -> Context:
     resolve_model(run, vocab_size=1)
     prepared = _prepare_once(run, world)
     model_spec = resolve_model(run, prepared.tokenizer.vocab_size)
-    stream = TokenStream(
-        prepared.tokens("train"), run.data.max_sequence_length, run.effective_batch_size, run.seed_for_data
-    )
+    noise = Noise(run.data.noise, prepared.tokenizer.vocab_size) if run.data.noise else None
+    length, sequences = run.data.max_sequence_length, run.effective_batch_size
+    stream = TokenStream(prepared.tokens("train"), length, sequences, run.seed_for_data, noise)
     plan = make_plan(run, stream.windows, world.size)
     objective = make_objective(run, model_spec.causal, prepared.tokenizer)
     check_sample(run, model_spec, prepared.tokenizer)
