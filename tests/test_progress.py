@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.progress import Measure, showing
+from lockstep.progress import Measure, showing, showing_runs
 
 
 class Terminal(io.StringIO):
@@ -53,21 +53,20 @@ def test_a_bar_says_how_far_it_is(
     assert "%/s" not in screen
 
 
-def test_steps_come_with_their_loss_and_their_rate_in_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_come_with_their_loss_and_their_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = somebody_looks(monkeypatch)
-    with showing("run", "steps", 12, 4, tokens_per_step=1000) as progress:
+    with showing_runs(["[one]", "two"], 12, [4, 0]) as board:
         for step in range(5, 9):
-            progress.reach(step, 2.5)
+            board.reach(0, step, 2.5, 12_345.6)
+        board.reach(1, 3, None, None)
     screen = terminal.getvalue()
-    assert "8/12" in screen
-    assert "loss 2.5000" in screen
-    assert "tokens/s" in screen
+    assert all(one in screen for one in ("[one]", "two", " 8/12", " 3/12", "loss 2.5000", "12,346 tokens/s")), screen
 
 
 def test_who_is_not_to_be_seen_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = somebody_looks(monkeypatch)
-    with showing("run", "steps", 12, visible=False) as progress:
-        progress.reach(5, 1.0)
+    with showing_runs(["run"], 12, [0], visible=False) as board:
+        board.reach(0, 5, 1.0, 10.0)
     assert terminal.getvalue() == ""
 
 

@@ -15,7 +15,6 @@ from lockstep.evaluation.language import HeldOut, score_causal, score_masked
 from lockstep.evaluation.samples import continue_text
 from lockstep.models.loss import token_losses
 from lockstep.models.sampling import Sampling
-from lockstep.progress import Progress
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
 from lockstep.training.context import Context, check_same_code, check_same_data
 from lockstep.training.distribution import (
@@ -75,19 +74,29 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
             self.ledger = Ledger(**state["ledger"])
 
-    def run(self, request: StopRequest, progress: Progress) -> None:
-        """Train until the last step, unless something stops it."""
+    @property
+    def done(self) -> bool:
+        return self.ledger.step >= self.last_step
+
+    def advance(self, request: StopRequest) -> None:
+        """Train until the next line of the log, unless something stops it: what others do meanwhile costs no time here.
+
+        A run takes as many such turns as it needs; between two of them nothing waits to be written or measured.
+        """
+        interval = self.context.run.logging.log_interval
+        turn = interval - self.ledger.step % interval
+        self.recorder.restart_clock()
         try:
-            while self.ledger.step < self.last_step:
+            for _ in range(min(turn, self.last_step - self.ledger.step)):
                 self.step()
                 self.after_step(request)
-                progress.reach(self.ledger.step, self.recorder.latest_loss)
         except Diverged as diverged:
             kept = newest_checkpoint(self.context.folder)
             where = "no checkpoint was taken before" if kept is None else f"the last good checkpoint is {kept.folder}"
             raise Diverged(f"{diverged}; {where}") from None
-        finally:
-            self.recorder.close()
+
+    def close(self) -> None:
+        self.recorder.close()
 
     def step(self) -> None:
         """One optimizer step over one global batch."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.training.context import Context
 from lockstep.training.distribution import total
+from lockstep.training.energy import energy_counter
 from lockstep.training.run_folder import Log
 from lockstep.training.stopping import Diverged
 from lockstep.training.trackers import Tracker, open_trackers
@@ -42,6 +43,9 @@ class Recorder:
         self.trackers: list[Tracker] = []
         self.pending: list[StepRecord] = []
         self.latest_loss: float | None = None
+        self.latest_rate: float | None = None
+        """Tokens per second."""
+        self._energy = energy_counter(context.device)
         if context.world.is_main:
             self.metrics.rewind(resume_step)
             self.timings.rewind(resume_step)
@@ -52,6 +56,7 @@ class Recorder:
     def restart_clock(self) -> None:
         """Timings count training steps only: called after whatever else took time."""
         self._started = time.perf_counter()
+        self._joules = None if self._energy is None else self._energy()
 
     def add(self, record: StepRecord) -> None:
         self.pending.append(record)
@@ -118,12 +123,15 @@ class Recorder:
         if not self.context.world.is_main:
             return
         device, tokens = self.context.device, len(records) * self.context.plan.tokens_per_step
+        self.latest_rate = tokens / seconds
         timing: dict[str, Any] = {
             "step": records[-1].step,
             "steps": len(records),
             "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
+            "tokens_per_second": self.latest_rate,
         }
+        if self._energy is not None and self._joules is not None:
+            timing["joules"] = self._energy() - self._joules
         if device.type == "cuda":
             timing["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
         self.timings.write(timing)
