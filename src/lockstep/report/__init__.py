@@ -1,0 +1,1 @@
+"""One page about a study: words, figures and tables, made from its results alone."""
