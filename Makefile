@@ -20,8 +20,7 @@ $(DEV_READY): $(READY)
 	touch $@
 
 compare: $(READY)
-	$(BIN)/lockstep train configs/quick/transformer.yaml
-	$(BIN)/lockstep evaluate configs/quick/transformer.yaml
+	$(BIN)/lockstep compare
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .

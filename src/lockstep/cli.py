@@ -22,6 +22,8 @@ app = typer.Typer(
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A run's YAML file.")]
 ConfigOrRun = Annotated[Path, typer.Argument(metavar="CONFIG", help="A run's YAML file, or its run folder.")]
+Study = Annotated[Path, typer.Argument(metavar="STUDY", help="A study's YAML file.")]
+StudyFolder = Annotated[Path | None, typer.Option("--output-dir", help="output/<study_name> by default.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("-o", "--override", metavar="KEY=VALUE", help="Such as training.learning_rate=3e-4.")
 ]
@@ -43,6 +45,80 @@ def options(
     ] = False,
 ) -> None:
     """Train sequence-model architectures side by side, on the same tokens in the same order."""
+
+
+@app.command()
+def compare(
+    study: Annotated[
+        Path | None, typer.Argument(metavar="[STUDY]", help="A study's YAML file; the quick study by default.")
+    ] = None,
+    contestants: Annotated[str | None, typer.Option(help="Architectures, such as transformer++,titans-mac.")] = None,
+    scale: Annotated[str | None, typer.Option(help="tiny, small, medium or large: sizes are solved for.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Width; sizes given by hand are not matched.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Layers.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Heads.")] = None,
+    dim_head: Annotated[int | None, typer.Option(min=1, help="Width of a head, instead of --heads.")] = None,
+    segment_len: Annotated[int | None, typer.Option(min=1, help="Titans: segment, and window of attention.")] = None,
+    use_memory: Annotated[bool | None, typer.Option("--use-memory/--no-memory", help="Titans: its memory.")] = None,
+    use_flex_attn: Annotated[bool | None, typer.Option("--use-flex-attn", help="Titans: flex_attention.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A corpus; wikitext means WikiText-103.")] = None,
+    wikitext_version: Annotated[str | None, typer.Option(help="2 or 103.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A type, or a tokenizer.json.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where corpora are looked for first.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step.")] = None,
+    eval_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences scored at once.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", "--num-batches", min=1, help="Optimizer steps.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of all contestants.")] = None,
+    warmup_steps: Annotated[int | None, typer.Option(min=0, help="Steps of warm-up.")] = None,
+    log_interval: Annotated[int | None, typer.Option(min=1, help="Steps between lines of the log.")] = None,
+    eval_interval: Annotated[int | None, typer.Option(min=1, help="Steps between evaluations.")] = None,
+    eval_steps: Annotated[int | None, typer.Option(min=1, help="Batches of each evaluation.")] = None,
+    save_interval: Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints to resume from.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repeats; an interval over seeds needs two.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    output_dir: StudyFolder = None,
+    override: Overrides = None,
+) -> None:
+    """Plan, train, evaluate and report; started again, it goes on where it stopped."""
+    given = locals()
+    from dataclasses import fields
+
+    from lockstep.report.findings import verdict
+    from lockstep.study.compare import compare as compare_study
+    from lockstep.study.flags import Flags, study_from
+
+    flags = Flags(**{item.name: given[item.name] for item in fields(Flags)})
+    spec = study_from(study, flags, override or ())
+    folder = output_dir or Path("output", spec.study_name)
+    results, measured = compare_study(spec, folder, _tell)
+    typer.echo("\n".join(sentence.text for sentence in verdict(results, measured).sentences))
+    typer.echo(f"\n{folder / 'report.html'}")
+
+
+@app.command()
+def tune(study: Study, output_dir: StudyFolder = None, override: Overrides = None) -> None:
+    """Tune every contestant of a study with as many trials, and keep the whole sweep."""
+    from lockstep.config.files import load_study
+    from lockstep.study.compare import tune_study
+    from lockstep.study.tune import sweep_table
+
+    spec = load_study(study, override or ())
+    folder = output_dir or Path("output", spec.study_name)
+    typer.echo(sweep_table(tune_study(spec, folder, _tell)))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study's folder, finished or not.")],
+) -> None:
+    """Write a study's report from its results: report.html, figures, tables, summary.md; also while it runs."""
+    from lockstep.report.findings import verdict
+    from lockstep.study.compare import report as report_study
+
+    results, measured = report_study(folder)
+    typer.echo("\n".join(sentence.text for sentence in verdict(results, measured).sentences))
+    typer.echo(f"\n{folder / 'report.html'}")
 
 
 @app.command()
@@ -169,10 +245,7 @@ def audit(
 
 
 @app.command()
-def plan(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's YAML file.")],
-    override: Overrides = None,
-) -> None:
+def plan(study: Study, override: Overrides = None) -> None:
     """The matched sizes of a study, their FLOPs and states, and an estimate of time and memory."""
     from lockstep.config.files import load_study
     from lockstep.study.plan import plan_study, plan_table
@@ -251,6 +324,10 @@ def doctor() -> None:
     from lockstep.study.doctor import report
 
     typer.echo(report())
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def run_folder(config: Path, override: list[str] | None) -> Path:

@@ -13,7 +13,7 @@ from lockstep.config.training import TrainingSpec
 from lockstep.errors import UserError
 from lockstep.models.registry import specify
 from lockstep.study.estimate import estimate
-from lockstep.study.plan import plan_study, plan_table
+from lockstep.study.plan import plan_study, plan_table, state_after
 from lockstep.tables import in_bytes, in_short, in_time
 
 
@@ -43,11 +43,11 @@ def test_the_plan_says_what_the_models_are(tmp_path: Path, tiny_corpus: Path) ->
         # AdamW: a parameter, its gradient and two moments, all of four bytes.
         assert one.estimate.weight_bytes == pytest.approx(16 * one.cost.parameters, rel=0.01)
         assert one.estimate.activation_bytes > 0
-    small, large = attention.state_bytes(2**10), attention.state_bytes(2**20)
+    small, large = state_after(attention.spec, 2**10), state_after(attention.spec, 2**20)
     assert small is not None
     assert large is not None
     assert large / small == pytest.approx(2**10, rel=0.01)
-    assert recurrent.state_bytes(2**10) == recurrent.state_bytes(2**20)
+    assert state_after(recurrent.spec, 2**10) == state_after(recurrent.spec, 2**20)
     table = plan_table(plan)
     assert "matched on non_embedding_parameters at 100K within 2.00%" in table
     assert in_short(attention.cost.training_flops) in table

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.config.study import StudySpec
-from lockstep.data.prepare import prepare
 from lockstep.data.stream import TokenStream
 from lockstep.models.cost import Cost
 from lockstep.models.spec import ModelSpec
 from lockstep.models.state import state_bytes
 from lockstep.progress import showing
-from lockstep.study.contestants import contestants
+from lockstep.study.contestants import Contestant, contestants
 from lockstep.study.estimate import Estimate, estimate
 from lockstep.study.match import cost_on_meta
 from lockstep.tables import aligned, in_bytes, in_short, in_time
 from lockstep.training.distribution import World, find_device
-from lockstep.training.objective import make_objective
 from lockstep.training.plan import make_plan
 
 CONTEXTS = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
@@ -29,18 +27,18 @@ CONTEXTS = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
 class PlannedContestant:
     """One contestant's model and what it takes."""
 
-    name: str
-    spec: ModelSpec
+    contestant: Contestant
     cost: Cost
     """At the training length."""
     estimate: Estimate
 
-    def state_bytes(self, length: int) -> int | None:
-        """None where the model cannot go so far."""
-        if (self.spec.learned_positions and length > self.spec.max_length) or not self.spec.causal:
-            return None
-        with torch.device("meta"):
-            return state_bytes(self.spec.build().initial_state(1, capacity=length))
+    @property
+    def name(self) -> str:
+        return self.contestant.name
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.contestant.spec
 
 
 @dataclass(frozen=True)
@@ -55,38 +53,39 @@ class StudyPlan:
     contestants: tuple[PlannedContestant, ...]
 
 
+def state_after(spec: ModelSpec, length: int) -> int | None:
+    """Bytes of the state that one sequence of this length leaves; None where the model cannot go so far."""
+    if (spec.learned_positions and length > spec.max_length) or not spec.causal:
+        return None
+    with torch.device("meta"):
+        return state_bytes(spec.build().initial_state(1, capacity=length))
+
+
 def plan_study(study: StudySpec) -> StudyPlan:
     """Prepare the corpus, solve the sizes, and time a few layers of each contestant."""
-    runs = [study.run_of(name) for name in study.contestants]
-    first = runs[0]
-    prepared = prepare(study.data, study.tokenizer)
+    found = contestants(study)
+    first = found[0]
+    run = study.run_of(first.name)
     length, batch = study.data.max_sequence_length, study.data.batch_size
-    stream = TokenStream(prepared.tokens("train"), length, first.effective_batch_size, first.seed_for_data)
-    planned = make_plan(first, stream.windows)
+    stream = TokenStream(first.prepared.tokens("train"), length, run.effective_batch_size, run.seed_for_data)
+    planned = make_plan(run, stream.windows)
     tokens = planned.steps * planned.tokens_per_step
     device = find_device(study.training.device, World())
-    models = contestants(study, prepared.tokenizer.vocab_size)
-    for run, spec in zip(runs, models.values(), strict=True):
-        make_objective(run, spec.causal, prepared.tokenizer)
-    found = []
-    with showing("measuring", "steps", total=len(models)) as progress:
-        for name, spec in models.items():
-            needed = estimate(spec, study.training, length, batch, tokens, device)
-            found.append(PlannedContestant(name, spec, cost_on_meta(spec, length), needed))
+    measured = []
+    with showing("measuring", "steps", total=len(found)) as progress:
+        for one in found:
+            needed = estimate(one.spec, study.training, length, batch, tokens, device)
+            measured.append(PlannedContestant(one, cost_on_meta(one.spec, length), needed))
             progress.add(1)
-    return StudyPlan(study, prepared.tokenizer.vocab_size, planned.steps, tokens, device, tuple(found))
+    vocabulary = first.prepared.tokenizer.vocab_size
+    return StudyPlan(study, vocabulary, planned.steps, tokens, device, tuple(measured))
 
 
 def plan_table(plan: StudyPlan) -> str:
     """The plan as aligned text."""
     study, length = plan.study, plan.study.data.max_sequence_length
-    wanted = study.wanted
-    sizes = (
-        "sizes as each contestant states them"
-        if wanted is None
-        else f"matched on {wanted.on} at {in_short(wanted.target)} within {wanted.tolerance:.2%}"
-    )
     budget = f"{plan.tokens:,} tokens in {plan.steps:,} steps, sequences of {length:,}"
+    sizes = matched_in_words(study) or "sizes as each contestant states them"
     parts = [f"{study.study_name}: {sizes}; {budget}; vocabulary {plan.vocab_size:,}"]
     for title, rows in (
         ("sizes, parameters, and FLOPs per token", size_rows(plan)),
@@ -95,6 +94,14 @@ def plan_table(plan: StudyPlan) -> str:
     ):
         parts += ["", title, *aligned(rows)]
     return "\n".join(parts)
+
+
+def matched_in_words(study: StudySpec) -> str | None:
+    """What sizes were solved for; None where they are as stated."""
+    wanted = study.wanted
+    if wanted is None:
+        return None
+    return f"matched on {wanted.on} at {in_short(wanted.target)} within {wanted.tolerance:.2%}"
 
 
 def size_rows(plan: StudyPlan) -> list[list[str]]:
@@ -114,7 +121,7 @@ def size_rows(plan: StudyPlan) -> list[list[str]]:
 def state_rows(plan: StudyPlan) -> list[list[str]]:
     rows = [["", *(f"{length >> 20}M" if length >= 2**20 else f"{length >> 10}K" for length in CONTEXTS)]]
     for one in plan.contestants:
-        states = (one.state_bytes(length) for length in CONTEXTS)
+        states = (state_after(one.spec, length) for length in CONTEXTS)
         rows.append([one.name, *("-" if state is None else in_bytes(state) for state in states)])
     return rows
 

@@ -1,0 +1,64 @@
+"""What clocks said: of training, from timings.jsonl, and of a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.report.results import BatchTime, Clock, Inference, Measured, Profile, Spread, Tick
+from lockstep.study.run_results import found_in
+from lockstep.study.run_status import run_status
+from lockstep.training.run_folder import read_log
+
+MOST_TICKS = 60
+
+
+def measured_of(folders: Sequence[Path]) -> Measured:
+    """All repeats' clocks, and what was measured of the first repeat's model."""
+    metadata: dict[str, Any] = next((found for one in folders if (found := run_status(one).metadata)), {})
+    inference, profiled = (found_in(folders[0], name, "measured") for name in ("inference", "profile"))
+    clocks = (clock(folder) for folder in folders)
+    return Measured(
+        device=str(metadata.get("device")),
+        kernel_backend=str(metadata.get("kernel_backend")),
+        clocks=tuple(one for one in clocks if one is not None),
+        inference=tuple(Inference(**one) for one in inference.get("inference", ())),
+        batches=tuple(BatchTime(**one) for one in inference.get("batches", ())),
+        profiles=tuple(Profile(**one) for one in profiled.get("profiles", ())),
+        training_peak_bytes=profiled.get("training_peak_bytes"),
+    )
+
+
+def clock(folder: Path) -> Clock | None:
+    """How long training took, without what else was done meanwhile; the first line warms up and gives no rate."""
+    log = folder / "timings.jsonl"
+    lines = read_log(log) if log.exists() else []
+    if not lines:
+        return None
+    seconds = np.cumsum([line["seconds"] for line in lines])
+    counted = all("joules" in line for line in lines)
+    joules = np.cumsum([line["joules"] for line in lines]) if counted else None
+    places = sorted({*range(0, len(lines), -(-len(lines) // MOST_TICKS)), len(lines) - 1})
+    rates = [line["tokens_per_second"] for line in lines[1:]]
+    peaks = [line["peak_memory_bytes"] for line in lines if "peak_memory_bytes" in line]
+    return Clock(
+        data_seed=int(folder.name.rpartition("-")[2]),
+        ticks=tuple(
+            Tick(
+                step=lines[place]["step"],
+                seconds=float(seconds[place]),
+                joules=None if joules is None else float(joules[place]),
+            )
+            for place in places
+        ),
+        tokens_per_second=spread(rates) if rates else None,
+        peak_bytes=max(peaks, default=None),
+    )
+
+
+def spread(numbers: Sequence[float]) -> Spread:
+    low, median, high = np.quantile(numbers, (0.05, 0.5, 0.95))
+    return Spread(median=float(median), low=float(low), high=float(high), count=len(numbers))

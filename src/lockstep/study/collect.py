@@ -1,0 +1,217 @@
+"""Results of a study, gathered from its folder alone, also while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.config.files import read_yaml
+from lockstep.config.study import StudySpec
+from lockstep.durable import whole_file
+from lockstep.errors import UserError
+from lockstep.report.results import (
+    AtLength,
+    AuditResult,
+    Bucket,
+    Contestant,
+    Measurements,
+    Picture,
+    Results,
+    Sample,
+    Score,
+    StudyFacts,
+)
+from lockstep.study.clocks import measured_of
+from lockstep.study.comparisons import PRIMARY, DocumentSums, Scored, compare_all
+from lockstep.study.contestants import group_of
+from lockstep.study.match import cost_on_meta
+from lockstep.study.place import StudyPlace
+from lockstep.study.plan import CONTEXTS, matched_in_words, state_after
+from lockstep.study.run_results import found_in, read_run_result
+from lockstep.study.run_status import run_status
+from lockstep.study.scaling import fits
+from lockstep.study.study_audit import StudyAudit, audit_study, model_of
+from lockstep.study.tune import sweep
+from lockstep.training.run_folder import flatten
+
+RESULTS, MEASURED = "results.json", "measured.json"
+
+
+def collect(folder: Path) -> tuple[Results, Measurements]:
+    """What is known now, written to results.json and measured.json as well."""
+    place = StudyPlace(folder)
+    study = place.read()
+    begun = [name for name in study.contestants if first_begun(study, name, place) is not None]
+    if not begun:
+        raise UserError(f"{folder}: no run has a checkpoint yet; nothing can be said")
+    contestants = tuple(contestant(study, name, place) for name in begun)
+    audited = audit_study(place, study)
+    passed = audited.passed and bool(audited.repeats)
+    results = Results(
+        study=facts(study, place, contestants),
+        contestants=contestants,
+        comparisons=tuple(comparisons(study, place, contestants)) if passed else (),
+        sweeps=tuple(sweep(study, name, place) for name in study.contestants) if study.tuning else (),
+        fits=tuple(fits(contestants)) if passed else (),
+        audit=audit_result(audited) if audited.repeats else None,
+    )
+    folders = {name: [place.run(name, seed) for seed, _ in study.seeds.pairs] for name in begun}
+    measured = Measurements(contestants={name: measured_of(runs) for name, runs in folders.items()})
+    for name, record in ((RESULTS, results), (MEASURED, measured)):
+        whole_file(folder / name, record.model_dump_json(indent=1) + "\n")
+    return results, measured
+
+
+def first_begun(study: StudySpec, name: str, place: StudyPlace) -> Path | None:
+    """The first run of a contestant that can say something."""
+    folders = (place.run(name, seed) for seed, _ in study.seeds.pairs)
+    return next((one for one in folders if (one / "config.yaml").exists()), None)
+
+
+def contestant(study: StudySpec, name: str, place: StudyPlace) -> Contestant:
+    folder = first_begun(study, name, place)
+    assert folder is not None
+    spec, length = model_of(folder), study.data.max_sequence_length
+    cost = cost_on_meta(spec, length)
+    runs = tuple(read_run_result(place.run(name, data), data, init, place.folder) for data, init in study.seeds.pairs)
+    folders = [place.run(name, seed) for seed, _ in study.seeds.pairs]
+    states = {after: state_after(spec, after) for after in sorted({length, *CONTEXTS})}
+    samples = found_in(folders[0], "samples")
+    return Contestant(
+        name=name,
+        architecture=study.contestants[name].architecture,
+        track="causal" if spec.causal else "masked",
+        group=group_of(study, name, spec.causal),
+        model=spec.model_dump(mode="json"),
+        settings=own_settings(study, name, folder),
+        parameters=cost.parameters,
+        non_embedding_parameters=cost.non_embedding_parameters,
+        training_flops_per_token=cost.training_flops,
+        decoding_flops_per_token=cost.decoding_flops if spec.causal else None,
+        state_bytes={after: state for after, state in states.items() if state is not None},
+        runs=runs,
+        positions=buckets(folders, "positions"),
+        repeats=buckets(folders, "repeats"),
+        lengths=lengths(folders),
+        memory=found_in(folders[0], "memory") or None,
+        samples=tuple(Sample(**one) for one in samples.get("samples", ())),
+        pictures=tuple(Picture(**one) for one in found_in(folders[0], "pictures").get("pictures", ())),
+    )
+
+
+def own_settings(study: StudySpec, name: str, folder: Path) -> dict[str, Any]:
+    """What was tuned for a contestant, and what it states besides its model."""
+    trained = flatten(read_yaml(folder / "config.yaml"))
+    keys = (*study.tuned, *study.contestants[name].settings)
+    return {key: trained[key] for key in keys if key in trained}
+
+
+def buckets(folders: Sequence[Path], name: str) -> tuple[Bucket, ...]:
+    """One breakdown over all repeats, the tokens of all of them together."""
+    sums: dict[tuple[Any, Any], list[float]] = {}
+    for folder in folders:
+        for one in found_in(folder, "test").get(name, ()):
+            both = sums.setdefault((one["first"], one["last"]), [0, 0.0])
+            both[0] += one["tokens"]
+            both[1] += one["tokens"] * one["loss"]
+    ordered = sorted(sums.items(), key=lambda item: item[0][0] or 0)
+    return tuple(
+        Bucket(first=first, last=last, tokens=int(tokens), loss=nats / tokens)
+        for (first, last), (tokens, nats) in ordered
+    )
+
+
+def lengths(folders: Sequence[Path]) -> tuple[AtLength, ...]:
+    """Means over repeats, at the lengths that all of them were scored at."""
+    by_length: dict[int, list[Mapping[str, Any]]] = {}
+    for folder in folders:
+        for one in found_in(folder, "lengths").get("lengths", ()):
+            by_length.setdefault(one["length"], []).append(one)
+    found = []
+    for length, scores in sorted(by_length.items()):
+        loss = float(np.mean([one["loss"] for one in scores]))
+        bits = [one["bits_per_byte"] for one in scores]
+        mean_bits = None if None in bits else float(np.mean(bits))
+        found.append(AtLength(length=length, loss=loss, perplexity=float(np.exp(loss)), bits_per_byte=mean_bits))
+    return tuple(found)
+
+
+def comparisons(study: StudySpec, place: StudyPlace, found: Sequence[Contestant]) -> list[Any]:
+    """All pairs, group by group; only repeats that are finished take part."""
+    every = []
+    for group in dict.fromkeys(one.group for one in found):
+        by_share: dict[float, list[Scored]] = {}
+        for one in (one for one in found if one.group == group):
+            for share in dict.fromkeys(point.share for run in one.runs for point in run.cooled):
+                by_share.setdefault(share, []).append(scored(one, share, place))
+        every += compare_all(by_share, study.compared_with)
+    return every
+
+
+def scored(contestant: Contestant, share: float, place: StudyPlace) -> Scored:
+    points = {run.data_seed: point for run in contestant.runs for point in run.cooled if point.share == share}
+    scores = {seed: point.score for seed, point in points.items()}
+    documents = None
+    if len(contestant.runs) == 1 and share == 1:
+        sums = found_in(place.folder / contestant.runs[0].folder, "test").get("documents")
+        documents = None if sums is None else DocumentSums(**{key: np.array(sums[key], float) for key in sums})
+    return Scored(contestant.name, scores, documents)
+
+
+def audit_result(found: StudyAudit) -> AuditResult:
+    head = ("run", "step", "tokens", "stream hash", "corpus", "tokenizer", "parameters")
+    rows = []
+    for repeat in found.repeats:
+        for run in repeat.runs:
+            facts = run.facts(repeat.step)
+            hashes = (str(facts.get(key))[:12] for key in ("stream_hash", "corpus_digest", "tokenizer_fingerprint"))
+            tokens, parameters = run.tokens.get(repeat.step or 0), facts.get("model_cost.parameters")
+            rows.append((run.name, f"{repeat.step}", f"{tokens:,}", *hashes, f"{parameters:,}"))
+    return AuditResult(passed=found.passed, findings=found.findings, notes=found.notes, table=(head, *rows))
+
+
+def facts(study: StudySpec, place: StudyPlace, contestants: Sequence[Contestant]) -> StudyFacts:
+    """What was shared, and where the numbers come from."""
+    folders = [place.folder / run.folder for one in contestants for run in one.runs]
+    metadata = next((found for folder in folders if (found := run_status(folder).metadata)), None)
+    if metadata is None:
+        raise UserError(f"{place.folder}: no run has a checkpoint yet; nothing can be said")
+    scores = [point.score for one in contestants for run in one.runs for point in run.cooled]
+    finished = len(contestants) == len(study.contestants) and all(
+        run.status == "diverged" or any(point.share == 1 for point in run.cooled) for c in contestants for run in c.runs
+    )
+    per_step, steps = metadata["token_metrics"]["tokens_per_step"], metadata["planned_steps"]
+    return StudyFacts(
+        name=study.study_name,
+        corpus=str(study.data.training_corpus or study.data.source_corpus),
+        tokenizer=study.tokenizer.tokenizer_type,
+        vocab_size=contestants[0].model["vocab_size"],
+        bytes_per_token=mean_bytes(scores),
+        steps=steps,
+        tokens=steps * per_step,
+        tokens_per_step=per_step,
+        sequence_length=study.data.max_sequence_length,
+        schedule=study.training.schedule,
+        precision=study.training.precision,
+        optimizer=study.training.optimizer,
+        noise=study.data.noise,
+        match=matched_in_words(study),
+        seeds=study.seeds.pairs,
+        baseline=study.compared_with,
+        primary=PRIMARY,
+        cooled_at=(*study.training.cooled_at, 1.0),
+        device=metadata["device"],
+        versions=metadata["versions"],
+        revision=metadata["git_commit_hash"],
+        corpus_digest=metadata["corpus_digest"],
+        study_digest=place.digest,
+        finished=finished,
+    )
+
+
+def mean_bytes(scores: Sequence[Score]) -> float:
+    """Bytes per token of what was scored; that of the first score is that of all."""
+    return scores[0].bytes / scores[0].tokens if scores else 0.0

@@ -1,0 +1,196 @@
+"""Measuring trained contestants; whatever was measured before, in the same way and of the same weights, is kept.
+
+runs/<run>/evaluations/test.json                 score on the test split, and its breakdowns; in decay branches too
+runs/<run>/evaluations/lengths.json              at other lengths
+runs/<run>/evaluations/{memory,samples,pictures}.json   of the first repeat
+runs/<run>/measured/{inference,profile}.json     seconds and bytes, of the first repeat
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.config.measurements import MeasurementsSpec
+from lockstep.config.run import RunSpec
+from lockstep.data.prepare import Prepared
+from lockstep.durable import whole_file
+from lockstep.evaluation.detail import score_in_detail
+from lockstep.evaluation.inference import longest, measure_batch, measure_inference, measure_training_peak
+from lockstep.evaluation.language import HeldOut, score_causal, score_masked, score_pseudo
+from lockstep.evaluation.memory import measure_memory
+from lockstep.evaluation.parts import profile
+from lockstep.evaluation.pictures import pictures as draw_pictures
+from lockstep.evaluation.samples import write_sample
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.sampling import Sampling
+from lockstep.study.run_status import branches, run_status
+from lockstep.training.checkpoint import WEIGHTS, load, resolve_checkpoint
+from lockstep.training.loop import AUTOCAST
+from lockstep.training.optimizers import build_optimizers
+from lockstep.training.provenance import provenance
+
+SHOWN_TOKENS = 48
+"""Of the test split, in pictures."""
+SAMPLING = Sampling(temperature=0.8, seed=0)
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished run, its newest model loaded when it is first asked for."""
+
+    run: RunSpec
+    folder: Path
+    prepared: Prepared
+    device: torch.device
+    spec: MeasurementsSpec
+
+    @property
+    def length(self) -> int:
+        return self.run.data.max_sequence_length
+
+    def model(self) -> LanguageModel:
+        return load(self.folder).to(self.device)
+
+    def held_out(self, length: int | None = None, sequences: int | None = None) -> HeldOut:
+        size = self.run.evaluation.batch_size or self.run.data.batch_size
+        return HeldOut(self.prepared, "test", length or self.length, size, sequences or self.spec.sequences)
+
+    def first_tokens(self, count: int) -> torch.Tensor:
+        tokens = self.prepared.tokens("test")[:count].astype("int64")
+        return torch.from_numpy(tokens)[None].to(self.device)
+
+
+def measure_run(subject: Subject, first: bool) -> None:
+    """All that is missing; what needs only one repeat is done for the first."""
+    for folder in (*branches(subject.folder), subject.folder):
+        if run_status(folder).status == "finished":
+            keep(folder, "evaluations/test.json", {"sequences": subject.spec.sequences}, subject, test_score)
+    if run_status(subject.folder).status != "finished":
+        return
+    asked = subject.spec.model_dump(mode="json")
+    for name, keys, find in EVERY_REPEAT if not first else (*EVERY_REPEAT, *FIRST_REPEAT):
+        keep(subject.folder, name, {key: asked[key] for key in keys}, subject, find)
+
+
+def keep(
+    folder: Path,
+    name: str,
+    asked: Mapping[str, Any],
+    subject: Subject,
+    find: Callable[[Subject, LanguageModel], Found | None],
+) -> None:
+    """Write what `find` finds of the folder's newest model, unless that has been done."""
+    checkpoint, place = resolve_checkpoint(folder), folder / name
+    about = {
+        "checkpoint": checkpoint.label,
+        "weights": checkpoint.metadata["files"][WEIGHTS],
+        "asked": dict(asked),
+        **provenance(subject.device),
+    }
+    if place.exists():
+        known = json.loads(place.read_text(encoding="utf-8"))
+        if all(known.get(key) == about[key] for key in ("weights", "asked")):
+            return
+    here = Subject(subject.run, folder, subject.prepared, subject.device, subject.spec)
+    found = find(here, here.model())
+    place.parent.mkdir(exist_ok=True)
+    whole_file(place, json.dumps({**about, "found": found}) + "\n")
+
+
+def test_score(subject: Subject, model: LanguageModel) -> Found:
+    """Causal: score, positions, repeats and documents. Masked: pseudo-perplexity as the score, and hidden tokens."""
+    data = subject.held_out()
+    if not model.causal:
+        few = subject.held_out(sequences=subject.run.evaluation.pseudo_sequences)
+        pseudo = score_pseudo(model, few, subject.device).as_dict()
+        masked = score_masked(model, data, subject.device, subject.run.training.mlm_probability).as_dict()
+        return {"score": pseudo, "masked": masked}
+    detail = score_in_detail(model, data, subject.device)
+    documents = detail.documents
+    sums = {name: getattr(documents, name).tolist() for name in ("nats", "tokens", "bytes")}
+    return {
+        "score": detail.score.as_dict(),
+        "positions": [bucket.as_dict() for bucket in detail.positions],
+        "repeats": [bucket.as_dict() for bucket in detail.repeats],
+        "repeated_tokens": detail.ngram,
+        "documents": sums,
+    }
+
+
+def at_lengths(subject: Subject, model: LanguageModel) -> Found | None:
+    """As many tokens at every length, so that only the context differs."""
+    if not model.causal:
+        return None
+    most, found = longest(model), []
+    sequences = subject.spec.sequences
+    for length in subject.spec.lengths:
+        if most is None or length <= most:
+            enough = None if sequences is None else max(1, sequences * subject.length // length)
+            data = subject.held_out(length, enough)
+            found.append({"length": length, **score_causal(model, data, subject.device).as_dict()})
+    return {"lengths": found}
+
+
+def memory(subject: Subject, model: LanguageModel) -> Found | None:
+    return measure_memory(model, subject.held_out(), subject.device) if model.causal else None
+
+
+def samples(subject: Subject, model: LanguageModel) -> Found | None:
+    if not model.causal:
+        return None
+    written = []
+    for prompt in subject.spec.prompts:
+        one = write_sample(model, subject.prepared.tokenizer, prompt, subject.spec.sample_tokens, SAMPLING)
+        text = {"prompt": prompt, "text": one.text}
+        written.append({**text, "repetition": one.repetition, "entropy": one.entropy})
+    return {"samples": written}
+
+
+def pictures(subject: Subject, model: LanguageModel) -> Found:
+    return {"pictures": [picture.as_dict() for picture in draw_pictures(model, subject.first_tokens(SHOWN_TOKENS))]}
+
+
+def inference(subject: Subject, model: LanguageModel) -> Found:
+    """Seconds and bytes over contexts, and of whole batches."""
+    spec, device, most = subject.spec, subject.device, longest(model)
+    contexts = [one for one in spec.contexts if model.causal and (most is None or one < most)]
+    lengths = [one for one in spec.batch_lengths if most is None or one <= most]
+    return {
+        "inference": [measure_inference(model, one, device, spec.decoded, spec.rounds).as_dict() for one in contexts],
+        "batches": [measure_batch(model, one, spec.batch_size, device, spec.rounds).as_dict() for one in lengths],
+    }
+
+
+def profiles(subject: Subject, model: LanguageModel) -> Found:
+    """Where the time goes, and what a micro-batch of training holds."""
+    rounds, device, training = subject.spec.rounds, subject.device, subject.run.training
+    batch = subject.first_tokens(subject.run.data.batch_size * subject.length).view(-1, subject.length)
+    found = []
+    lower = AUTOCAST.get(training.precision)
+    with torch.autocast(device.type, lower, enabled=lower is not None):
+        peak = measure_training_peak(model, batch)
+        optimizers = build_optimizers(model, training)
+        found.append({"what": "training", "seconds": profile(model, batch, "training", device, rounds, optimizers)})
+    if model.causal:
+        one = subject.first_tokens(subject.length)
+        for what in ("prefill", "decode"):
+            found.append({"what": what, "seconds": profile(model, one, what, device, rounds)})
+    return {"training_peak_bytes": peak, "profiles": found}
+
+
+EVERY_REPEAT = (("evaluations/lengths.json", ("lengths", "sequences"), at_lengths),)
+FIRST_REPEAT = (
+    ("evaluations/memory.json", (), memory),
+    ("evaluations/samples.json", ("prompts", "sample_tokens"), samples),
+    ("evaluations/pictures.json", (), pictures),
+    ("measured/inference.json", ("contexts", "decoded", "batch_lengths", "batch_size", "rounds"), inference),
+    ("measured/profile.json", ("rounds",), profiles),
+)
+"""File, the settings that decide what is in it, and who finds it."""

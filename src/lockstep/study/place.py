@@ -1,0 +1,93 @@
+"""The folder of a study: what lies where.
+
+study.yaml                          the study, every default filled in
+tuning/<contestant>.<trial>/        run folders of the sweep
+runs/<contestant>.seed-<data>/      run folders of the comparison
+results.json, measured.json         what the report is made from
+report.html, summary.md, figures/   the report
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.files import dump_yaml, load_study, read_yaml
+from lockstep.config.study import StudySpec
+from lockstep.durable import sha256, whole_file
+from lockstep.errors import UserError
+from lockstep.training.context import absolute
+from lockstep.training.run_folder import MAY_CHANGE, flatten
+
+MAY_GROW = ("baseline", "contestants", "measurements", "seeds", "side_by_side", "varies")
+"""What may be changed in a study that has begun; the runs that exist are guarded one by one."""
+
+
+@dataclass(frozen=True)
+class StudyPlace:
+    """A study's folder."""
+
+    folder: Path
+
+    @property
+    def spec_file(self) -> Path:
+        return self.folder / "study.yaml"
+
+    @property
+    def is_study(self) -> bool:
+        return self.spec_file.is_file()
+
+    def run(self, contestant: str, data_seed: int) -> Path:
+        return self.folder / "runs" / f"{contestant}.seed-{data_seed}"
+
+    def trial(self, contestant: str, number: int) -> Path:
+        return self.folder / "tuning" / f"{contestant}.{number}"
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of study.yaml."""
+        return sha256(self.spec_file)
+
+    def read(self) -> StudySpec:
+        if not self.is_study:
+            raise UserError(f"{self.folder}: no study.yaml; name the folder that `lockstep compare` filled")
+        return load_study(self.spec_file)
+
+    def store(self, study: StudySpec) -> None:
+        """Write study.yaml, or check that the one already there describes the same study."""
+        resolved = self._resolved(study)
+        if self.is_study:
+            stored, asked = flatten(read_yaml(self.spec_file)), flatten(json.loads(json.dumps(resolved)))
+            free = (*MAY_GROW, *MAY_CHANGE)
+            for key in sorted(stored.keys() | asked.keys()):
+                if stored.get(key) != asked.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in free):
+                    raise UserError(
+                        f"{self.folder} holds a study with {key} = {stored.get(key)}, but {asked.get(key)} is asked"
+                        " for; use another --output-dir, or the old value"
+                    )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be used as a study folder: {error.strerror}") from None
+        whole_file(self.spec_file, dump_yaml(resolved))
+
+    def _resolved(self, study: StudySpec) -> dict[str, Any]:
+        """A study folder must be of use from any working directory."""
+        resolved = study.model_dump(mode="json")
+        for name, section in study.contestants.items():
+            given = section.model_dump(mode="json", exclude_unset=True)
+            resolved["contestants"][name] = given
+        for key in ("training_corpus", "source_corpus"):
+            resolved["data"][key] = absolute(resolved["data"][key])
+        return resolved
+
+
+def seed_of(folder: Path) -> int:
+    """The data seed that a run's folder is named by."""
+    found = re.fullmatch(r".*\.seed-(\d+)", folder.name)
+    if found is None:
+        raise UserError(f"{folder}: not named as a run of a study is")
+    return int(found[1])
