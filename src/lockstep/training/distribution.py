@@ -129,7 +129,15 @@ def gather_weights(model: LanguageModel) -> dict[str, Tensor]:
 
 def gather_optimizers(model: LanguageModel, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """Optimizer state by parameter name, the same for any number of processes; a collective call."""
-    return dict(get_optimizer_state_dict(model, tuple(optimizers), options=_WHOLE))
+    state: dict[str, Any] = _with_lists(get_optimizer_state_dict(model, tuple(optimizers), options=_WHOLE))
+    return state
+
+
+def _with_lists(tree: Any) -> Any:
+    """Lists for tuples: torch turns one into the other on loading, and a resumed run writes the same bytes."""
+    if isinstance(tree, Mapping):
+        return {key: _with_lists(value) for key, value in tree.items()}
+    return [_with_lists(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def scatter_optimizers(model: LanguageModel, optimizers: Sequence[Optimizer], state: Mapping[str, Any]) -> None:
