@@ -315,7 +315,7 @@ def list_() -> None:
     typer.echo(f"tokenizers\n  {', '.join(get_args(TokenizerType))}")
     typer.echo("scales")
     for name, scale in SCALES.items():
-        typer.echo(f"  {name:17s} {in_short(scale.target)} {scale.on.replace('_', ' ')}")
+        typer.echo(f"  {name:17s} {in_short(scale.target)} {scale.quantity}")
 
 
 @app.command()

@@ -67,10 +67,14 @@ def test_who_cannot_be_told_apart_is_listed() -> None:
     ]
     found = verdict(study([PLAIN, MEMORY, third], pairs), NOTHING)
     assert found.winners == {}
-    told = found.about("quality")[0]
-    assert told.startswith(
-        "No winner in bits per byte: not separable from titans-mac (1.1500): transformer++ (1.2500), +0.1000 "
-        "(+8.7 %; 95 % interval −0.0100 to +0.2100; not separable). Behind titans-mac: lstm (1.5500), +0.4000"
+    standing, distances, *_ = found.about("quality")
+    assert standing == (
+        "No winner in bits per byte. First by its mean is titans-mac (1.1500), not separable from transformer++"
+        " (1.2500); lstm (1.5500) lies behind."
+    )
+    assert distances.startswith(
+        "Against titans-mac: transformer++ (1.2500), +0.1000 (+8.7 %; 95 % interval −0.0100 to +0.2100; not separable);"
+        " lstm (1.5500), +0.4000"
     )
 
 
@@ -78,7 +82,7 @@ def test_holm_may_take_back_what_an_interval_gives() -> None:
     weak = WIN.model_copy(update={"separable": False, "p": 0.03, "p_adjusted": 0.18})
     found = verdict(study([PLAIN, MEMORY], [weak]), NOTHING)
     assert found.winners == {}
-    assert "not separable after Holm's correction" in found.about("quality")[0]
+    assert "not separable after Holm's correction" in found.about("quality")[1]
     assert any("adjusted by Holm over 1 pair" in text for text in found.about("certainty"))
 
 

@@ -191,7 +191,7 @@ def test_one_unfair_run_leaves_no_verdict(changes: dict[str, Any], named: str, c
 
 def test_a_bigger_model_leaves_no_verdict(tiny_corpus: Path, tmp_path: Path) -> None:
     matched = {"target": 12_000, "tolerance": 0.2}
-    contestants = {"transformer++": {}, "lstm": {}}
+    contestants: dict[str, Any] = {"transformer++": {}, "lstm": {}}
     folder = tmp_path / "study"
     results, _ = compare(tiny_study(tiny_corpus, match=matched, contestants=contestants, seeds=1), folder)
     assert results.audit is not None

@@ -49,7 +49,7 @@ def test_the_plan_says_what_the_models_are(tmp_path: Path, tiny_corpus: Path) ->
     assert large / small == pytest.approx(2**10, rel=0.01)
     assert state_after(recurrent.spec, 2**10) == state_after(recurrent.spec, 2**20)
     table = plan_table(plan)
-    assert "matched on non_embedding_parameters at 100K within 2.00%" in table
+    assert "matched on non-embedding parameters at 100K within 2.00%" in table
     assert in_short(attention.cost.training_flops) in table
     assert in_bytes(large) in table
 

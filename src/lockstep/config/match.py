@@ -48,6 +48,11 @@ class MatchSpec(Spec):
     """FLOPs are per token; they and the bytes of a state are those at the training length."""
     tolerance: Share = 0.01
 
+    @property
+    def quantity(self) -> str:
+        """What is made equal, in words."""
+        return self.on.replace("non_embedding", "non-embedding").replace("_", " ")
+
 
 SCALES: dict[Scale, MatchSpec] = {
     "tiny": MatchSpec(target=1e6),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.report.outcome import HIGHER_IS_BETTER, baseline_of, compared, metric_of, ranked, share_of
 from lockstep.report.results import Comparison, Contestant, Results
-from lockstep.report.wording import UNITS, Sentence, amount_of, difference, sentence
+from lockstep.report.wording import UNITS, Sentence, amount_of, difference, joined, sentence
 
 MASKED = "Masked models see both sides of a token and are never ranked against causal ones"
 
@@ -67,7 +67,7 @@ def quality(results: Results, group: Sequence[Contestant]) -> list[Sentence]:
     if found is None:
         return [Sentence("quality", "No scores of the same seeds exist yet: nothing can be compared.")]
     texts = [MASKED] if group[0].track == "masked" else []
-    texts.append(_when(results, found) + _standing(found))
+    texts += [_when(results, found) + _standing(found), _against_first(found)]
     if len(found.order) > 2:
         texts += _against_baseline(results, found)
     return [Sentence("quality", sentence(text)) for text in texts if text]
@@ -88,11 +88,18 @@ def _standing(found: Ranking) -> str:
         end = "highest" if found.metric in HIGHER_IS_BETTER else "lowest"
         return f"{first.name} has the {end} {found.unit}, {score}; the next is {_behind(found, 1)}"
     tied = {one.name for one in found.tied}
-    places = range(1, len(found.order))
-    near = [_behind(found, place) for place in places if found.order[place][0].name in tied]
-    behind = [_behind(found, place) for place in places if found.order[place][0].name not in tied]
-    told = f"No winner in {found.unit}: not separable from {found.said(0)}: {'; '.join(near)}"
-    return f"{told}. Behind {first.name}: {'; '.join(behind)}" if behind else told
+    near = [found.said(place) for place, (one, _) in enumerate(found.order) if one.name in tied]
+    behind = [found.said(place) for place, (one, _) in enumerate(found.order) if place and one.name not in tied]
+    told = f"No winner in {found.unit}. First by its mean is {found.said(0)}, not separable from {joined(near)}"
+    return f"{told}; {joined(behind)} {'lies' if len(behind) == 1 else 'lie'} behind" if behind else told
+
+
+def _against_first(found: Ranking) -> str:
+    """How far behind everybody is, where there is no winner to say it of."""
+    if found.winner is not None or len(found.order) < 2:
+        return ""
+    told = "; ".join(_behind(found, place) for place in range(1, len(found.order)))
+    return f"Against {found.order[0][0].name}: {told}"
 
 
 def _behind(found: Ranking, place: int) -> str:

@@ -40,7 +40,7 @@ class Contestant:
 def group_of(study: StudySpec, name: str, causal: bool) -> str:
     """Only contestants of one track and one size are compared with each other."""
     track, wanted = "causal" if causal else "masked", study.wanted_of(name)
-    return track if wanted is None else f"{track}, {in_short(wanted.target)} {wanted.on.replace('_', ' ')}"
+    return track if wanted is None else f"{track}, {in_short(wanted.target)} {wanted.quantity}"
 
 
 def contestants(study: StudySpec) -> tuple[Contestant, ...]:

@@ -101,7 +101,7 @@ def matched_in_words(study: StudySpec) -> str | None:
     wanted = study.wanted
     if wanted is None:
         return None
-    return f"matched on {wanted.on} at {in_short(wanted.target)} within {wanted.tolerance:.2%}"
+    return f"matched on {wanted.quantity} at {in_short(wanted.target)} within {wanted.tolerance:.2%}"
 
 
 def size_rows(plan: StudyPlan) -> list[list[str]]:
