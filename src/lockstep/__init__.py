@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.models.registry import architectures, build
+    from lockstep.study.compare import compare_file as compare
     from lockstep.training.checkpoint import load
 
-__all__ = ["__version__", "architectures", "build", "load"]
+__all__ = ["__version__", "architectures", "build", "compare", "load"]
 
 
 def __dir__() -> list[str]:
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from lockstep.models import registry
 
         return getattr(registry, name)
+    if name == "compare":
+        from lockstep.study.compare import compare_file
+
+        return compare_file
     if name == "load":
         from lockstep.training.checkpoint import load
 

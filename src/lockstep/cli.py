@@ -90,7 +90,7 @@ def compare(
 
     flags = Flags(**{item.name: given[item.name] for item in fields(Flags)})
     spec = study_from(study, flags, override or ())
-    folder = output_dir or Path("output", spec.study_name)
+    folder = output_dir or spec.folder
     results, measured = compare_study(spec, folder, _tell)
     typer.echo("\n".join(sentence.text for sentence in verdict(results, measured).sentences))
     typer.echo(f"\n{folder / 'report.html'}")
@@ -104,7 +104,7 @@ def tune(study: Study, output_dir: StudyFolder = None, override: Overrides = Non
     from lockstep.study.tune import sweep_table
 
     spec = load_study(study, override or ())
-    folder = output_dir or Path("output", spec.study_name)
+    folder = output_dir or spec.folder
     typer.echo(sweep_table(tune_study(spec, folder, _tell)))
 
 
@@ -231,6 +231,9 @@ def audit(
     from lockstep.study.audit import audit as audit_runs
     from lockstep.study.audit_tables import pivot_table, token_table
 
+    if len(runs) == 1 and (runs[0] / "study.yaml").is_file():
+        _audit_study(runs[0])
+        return
     result = audit_runs(runs, step, varies or ())
     typer.echo(token_table(result))
     typer.echo(f"\n{pivot_table(result)}\n")
@@ -324,6 +327,28 @@ def doctor() -> None:
     from lockstep.study.doctor import report
 
     typer.echo(report())
+
+
+def _audit_study(folder: Path) -> None:
+    """Repeat by repeat, against what the study itself states."""
+    from lockstep.study.audit_tables import token_table
+    from lockstep.study.place import StudyPlace
+    from lockstep.study.study_audit import audit_study
+
+    place = StudyPlace(folder)
+    result = audit_study(place, place.read())
+    for repeat in result.repeats:
+        typer.echo(token_table(repeat))
+    for note in result.notes:
+        typer.echo(f"note: {note}")
+    for finding in result.findings:
+        typer.echo(f"finding: {finding}")
+    if not result.repeats:
+        raise UserError(f"{folder}: no run is finished yet; nothing to audit")
+    if not result.passed:
+        typer.echo(f"audit failed, findings: {len(result.findings)}")
+        raise typer.Exit(1)
+    typer.echo(f"audit passed: {len(result.runs)} runs in {len(result.repeats)} repeats")
 
 
 def _tell(line: str) -> None:

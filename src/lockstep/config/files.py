@@ -30,7 +30,16 @@ def load(kind: type[S], path: Path, overrides: Sequence[str]) -> S:
     data = read_yaml(path)
     for override in overrides:
         apply_override(data, override)
+    refuse_the_other_kind(kind, data, path)
     return validate(kind, data, str(path))
+
+
+def refuse_the_other_kind(kind: type[S], data: Mapping[str, Any], path: Path) -> None:
+    """A study where a run is expected, or the other way round, is told by the verb that takes it."""
+    if kind is RunSpec and "contestants" in data:
+        raise UserError(f"{path}: a study, not a run; compare its contestants with `lockstep compare {path}`")
+    if kind is StudySpec and "model" in data and "contestants" not in data:
+        raise UserError(f"{path}: a run, not a study; train it with `lockstep train {path}`")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ contestants:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -120,6 +121,11 @@ class StudySpec(Spec):
         if self.wanted is None or size is None:
             return self.wanted
         return self.wanted.model_copy(update={"target": size})
+
+    @property
+    def folder(self) -> Path:
+        """Where the study lies unless it is said otherwise."""
+        return Path("output", self.study_name)
 
     @property
     def compared_with(self) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lockstep.config.files import load_study
 from lockstep.config.study import StudySpec
 from lockstep.errors import UserError
 from lockstep.progress import showing
@@ -13,6 +14,7 @@ from lockstep.report.results import Measurements, Results, Sweep
 from lockstep.report.write import write_report
 from lockstep.study.collect import collect
 from lockstep.study.contestants import Contestant
+from lockstep.study.flags import QUICK
 from lockstep.study.measure import Subject, measure_run
 from lockstep.study.place import StudyPlace
 from lockstep.study.plan import StudyPlan, plan_study, plan_table
@@ -43,6 +45,14 @@ def compare(study: StudySpec, folder: Path, tell: Tell = lambda line: None) -> t
     measure_all(found, place)
     tell("reporting")
     return report(folder)
+
+
+def compare_file(
+    study: StudySpec | str | Path | None = None, output_dir: str | Path | None = None
+) -> tuple[Results, Measurements]:
+    """`lockstep.compare`: a study, or its file, or by default the quick study; the results behind the report."""
+    spec = study if isinstance(study, StudySpec) else load_study(QUICK if study is None else Path(study))
+    return compare(spec, Path(output_dir or spec.folder))
 
 
 def tune_study(study: StudySpec, folder: Path, tell: Tell = lambda line: None) -> list[Sweep]:

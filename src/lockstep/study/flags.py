@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import apply_override, read_yaml
+from lockstep.config.files import apply_override, read_yaml, refuse_the_other_kind
 from lockstep.config.spec import validate
 from lockstep.config.study import StudySpec, set_setting
 from lockstep.errors import UserError
@@ -108,7 +108,9 @@ def study_from(file: Path | None, flags: Flags, overrides: Sequence[str] = ()) -
         set_setting(data, "evaluation.sequences", flags.eval_steps * per_step, "--eval-steps")
     for override in overrides:
         apply_override(data, override)
-    return validate(StudySpec, data, str(file or "flags"))
+    source = file or Path("flags")
+    refuse_the_other_kind(StudySpec, data, source)
+    return validate(StudySpec, data, str(source))
 
 
 def set_corpus(data: dict[str, Any], flags: Flags) -> None:
@@ -133,7 +135,8 @@ def set_contestants(data: dict[str, Any], flags: Flags) -> None:
     """Names, sizes and the fields of Titans; sizes given by hand are not matched."""
     if flags.contestants is not None:
         names = [name.strip() for name in flags.contestants.split(",") if name.strip()]
-        data["contestants"] = {name: (data["contestants"].get(name) or {}) for name in names}
+        known = data.get("contestants") or {}
+        data["contestants"] = {name: known.get(name) or {} for name in names}
         data.pop("baseline", None)
     sizes = sizes_of(flags)
     if sizes:
@@ -143,7 +146,9 @@ def set_contestants(data: dict[str, Any], flags: Flags) -> None:
         data["match"] = "none"
     if flags.scale is not None:
         data.pop("match", None)
-    entries: dict[str, Any] = data.get("contestants") or {}
+    entries = data.get("contestants")
+    if not isinstance(entries, dict):
+        return  # what is wrong with it is said when the study is validated
     for name, section in entries.items():
         own = dict(section or {})
         kind = find(str(own.get("architecture", name))).model_fields

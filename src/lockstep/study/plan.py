@@ -17,6 +17,7 @@ from lockstep.study.estimate import Estimate, estimate
 from lockstep.study.match import cost_on_meta
 from lockstep.tables import aligned, in_bytes, in_short, in_time
 from lockstep.training.distribution import World, find_device
+from lockstep.training.learning_rate import cooling_branches
 from lockstep.training.plan import make_plan
 
 CONTEXTS = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
@@ -132,4 +133,19 @@ def estimate_rows(plan: StudyPlan) -> list[list[str]]:
         needed = one.estimate
         rows.append([one.name, in_time(needed.seconds), in_bytes(needed.bytes), in_bytes(needed.activation_bytes)])
     total = sum(one.estimate.seconds for one in plan.contestants)
-    return [*rows, ["together", in_time(total), "", ""]]
+    rows.append(["together", in_time(total), "", ""])
+    times = total_share(plan)
+    if times != 1:
+        rows.append([f"the whole study, {times:.4g} times that", in_time(times * total), "", ""])
+    return rows
+
+
+def total_share(plan: StudyPlan) -> float:
+    """How often the budget is spent: repeats with their decay branches, and the trials of tuning."""
+    study = plan.study
+    branches = cooling_branches(study.training, plan.steps)
+    decay = sum(branch.end - branch.start for branch in branches) / plan.steps
+    trials = 0.0
+    if study.tuning is not None:
+        trials = len(study.tuning.trials) * (study.tuning.train_steps or plan.steps) / plan.steps
+    return len(study.seeds.pairs) * (1 + decay) + trials
