@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from lockstep.report.difference_table import COSTS, SCORES
+from lockstep.report.drawing import MOST_ROWS
 from lockstep.report.figures import figures
 from lockstep.report.figures.style import Look
 from lockstep.report.findings import difference_rows, verdict
-from lockstep.report.page import COSTS, MOST_ROWS, SCORES, SECTIONS, render_page, unbroken, visible
+from lockstep.report.page import SECTIONS, render_page, unbroken, visible
 from lockstep.report.results import AuditResult, Measurements, Results
 from tests.report.browser import Opened, opened, started
 from tests.report.made_up import CONTESTANTS, HOSTILE, made_up_study, masked_study, unfinished_study
