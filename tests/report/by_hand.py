@@ -175,7 +175,6 @@ def measured(
         data_seed=0,
         ticks=(Tick(step=STEPS, seconds=seconds, joules=None),),
         tokens_per_second=spread(rate),
-        peak_bytes=None,
     )
     inference = Inference(
         length=length,

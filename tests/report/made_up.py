@@ -431,7 +431,6 @@ def clock(run: Run, pace: float) -> Clock:
         data_seed=run.data_seed,
         ticks=tuple(ticks),
         tokens_per_second=spread(rate) if ticks else None,
-        peak_bytes=int(2.1e8 * pace) if ticks else None,
     )
 
 

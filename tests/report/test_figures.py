@@ -129,7 +129,7 @@ def test_curves_have_every_point_on_every_axis() -> None:
 
 def clock(*ticks: tuple[int, float, float | None]) -> Clock:
     found = tuple(Tick(step=step, seconds=seconds, joules=joules) for step, seconds, joules in ticks)
-    return Clock(data_seed=0, ticks=found, tokens_per_second=None, peak_bytes=None)
+    return Clock(data_seed=0, ticks=found, tokens_per_second=None)
 
 
 def test_a_clock_is_read_between_its_ticks_and_never_beyond() -> None:

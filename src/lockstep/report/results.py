@@ -183,7 +183,6 @@ class Clock(Record):
     data_seed: int
     ticks: tuple[Tick, ...]
     tokens_per_second: Spread | None
-    peak_bytes: int | None
 
 
 class Inference(Record):

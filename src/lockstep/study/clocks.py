@@ -43,7 +43,6 @@ def clock(folder: Path) -> Clock | None:
     joules = np.cumsum([line["joules"] for line in lines]) if counted else None
     places = sorted({*range(0, len(lines), -(-len(lines) // MOST_TICKS)), len(lines) - 1})
     rates = [line["tokens_per_second"] for line in lines[1:]]
-    peaks = [line["peak_memory_bytes"] for line in lines if "peak_memory_bytes" in line]
     return Clock(
         data_seed=int(folder.name.rpartition("-")[2]),
         ticks=tuple(
@@ -55,7 +54,6 @@ def clock(folder: Path) -> Clock | None:
             for place in places
         ),
         tokens_per_second=spread(rates) if rates else None,
-        peak_bytes=max(peaks, default=None),
     )
 
 
