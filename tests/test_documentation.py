@@ -34,10 +34,21 @@ EXAMPLE = ROOT / "docs" / "examples" / "ema.py"
 SMALL_DATA = ("data.batch_size=2", "data.max_sequence_length=32")
 SMALL_MODEL = ("model.dim=16", "model.depth=1", "model.heads=2")
 SMALL_RUN = (*SMALL_DATA, *SMALL_MODEL, "data.training_corpus=text.txt", "evaluation.sample_tokens=8")
+SMALL_STUDY = (
+    *SMALL_DATA,
+    "data.training_corpus=text.txt",
+    "seeds=1",
+    "training.train_steps=8",
+    "training.cooled_at=[0.5]",
+    "evaluation.sequences=4",
+    "measurements={sequences: 2, lengths: [16], contexts: [8], decoded: 2, rounds: 1}",
+)
 SMALLER: dict[str, tuple[str, ...]] = {
     "train": SMALL_RUN,
     # The pages' corpus of ten million tokens is a small text here, and gives few tokens.
     "schedule": (*SMALL_DATA, "tokenizer.vocab_size=400"),
+    "compare": SMALL_STUDY,
+    "tune": SMALL_STUDY,
 }
 """Overrides that make a documented command short; every other verb runs exactly as it is written."""
 

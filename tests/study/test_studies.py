@@ -23,7 +23,7 @@ from lockstep.training.plan import make_plan
 FOLDER = Path(__file__).parents[2] / "studies"
 STUDIES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 WINDOWS = 10**6
-"""Of a corpus; what is planned in epochs has some millions of steps then, and as sound a schedule as with fewer."""
+"""Of a corpus, so that epochs have steps without one."""
 OF_NO_SIZE = {"dropout", "attention_dropout"}
 """Fields that add no parameter."""
 
@@ -123,6 +123,23 @@ def test_noise_is_miras_on_noisy_text() -> None:
     assert noise["data"].pop("noise") > 0
     assert {miras.pop("study_name"), noise.pop("study_name")} == {"miras", "noise"}
     assert miras == noise
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_tokens_are_equal_whatever_the_tokenizer(name: str) -> None:
+    """An epoch of one tokenizer has more tokens than that of another: there the budget is in steps."""
+    runs = [study(name).run_of(contestant) for contestant in study(name).contestants]
+    assert len({run.tokenizer for run in runs}) == 1 or runs[0].training.train_steps is not None
+    assert len({(run.tokens_per_step, run.training.train_steps) for run in runs}) == 1
+
+
+def test_masked_models_have_a_track_and_a_tokenizer_of_their_own() -> None:
+    foundry = study("foundry-10M")
+    kinds = {name: foundry.run_of(name).tokenizer.tokenizer_type for name in foundry.contestants}
+    assert {name for name, section in foundry.contestants.items() if not find(section.architecture).causal} == {"bert"}
+    assert kinds.pop("bert") == "wordpiece"
+    assert set(kinds) == {"gpt2", "lstm", "gru", "rnn", "mamba"}
+    assert set(kinds.values()) == {"sentencepiece"}
 
 
 def test_scales_of_enwik8_differ_in_nothing_that_favours_one() -> None:
