@@ -21,8 +21,12 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from lockstep import cli
+from lockstep.config.measurements import MeasurementsSpec
 from lockstep.config.run import RunSpec
+from lockstep.config.seeds import SeedsSpec
 from lockstep.config.spec import Spec
+from lockstep.config.study import StudySpec
+from lockstep.config.tuning import TuningSpec
 from lockstep.laws import LAWS, check
 from lockstep.models import registry
 from lockstep.models.registry import architectures, find
@@ -321,6 +325,18 @@ def in_yaml(field: FieldInfo) -> str:
     written: dict[Any, str] = {None: "null", True: "true", False: "false", (): "[]"}
     special = field.default is None or isinstance(field.default, bool | tuple)
     return f"`{written[field.default] if special else field.default}`"
+
+
+def test_the_study_page_is_complete() -> None:
+    text = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    assert (ROOT / "studies" / "quick.yaml").read_text(encoding="utf-8") in text
+    for spec in (StudySpec, SeedsSpec, TuningSpec, MeasurementsSpec):
+        for name in spec.model_fields:
+            assert f"| `{name}` |" in text, f"{spec.__name__}.{name}"
+    for name in ("size", "settings"):
+        assert f"`{name}`" in text
+    for study in (ROOT / "studies").glob("*.yaml"):
+        assert f"`{study.stem}`" in text or f"studies/{study.name}" in text, study.name
 
 
 def test_the_page_of_laws_is_complete() -> None:

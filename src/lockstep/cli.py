@@ -7,11 +7,14 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.errors import UserError
+
+if TYPE_CHECKING:
+    from lockstep.report.results import Measurements, Results
 
 app = typer.Typer(
     add_completion=False,
@@ -84,16 +87,13 @@ def compare(
     given = locals()
     from dataclasses import fields
 
-    from lockstep.report.findings import verdict
     from lockstep.study.compare import compare as compare_study
     from lockstep.study.flags import Flags, study_from
 
     flags = Flags(**{item.name: given[item.name] for item in fields(Flags)})
     spec = study_from(study, flags, override or ())
     folder = output_dir or spec.folder
-    results, measured = compare_study(spec, folder, _tell)
-    typer.echo("\n".join(sentence.text for sentence in verdict(results, measured).sentences))
-    typer.echo(f"\n{folder / 'report.html'}")
+    _say_verdict(compare_study(spec, folder, _tell), folder)
 
 
 @app.command()
@@ -113,12 +113,9 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study's folder, finished or not.")],
 ) -> None:
     """Write a study's report from its results: report.html, figures, tables, summary.md; also while it runs."""
-    from lockstep.report.findings import verdict
     from lockstep.study.compare import report as report_study
 
-    results, measured = report_study(folder)
-    typer.echo("\n".join(sentence.text for sentence in verdict(results, measured).sentences))
-    typer.echo(f"\n{folder / 'report.html'}")
+    _say_verdict(report_study(folder), folder)
 
 
 @app.command()
@@ -232,6 +229,8 @@ def audit(
     from lockstep.study.audit_tables import pivot_table, token_table
 
     if len(runs) == 1 and (runs[0] / "study.yaml").is_file():
+        if step is not None or varies:
+            raise UserError(f"{runs[0]}: a study declares what varies, and is audited at its end; leave out the option")
         _audit_study(runs[0])
         return
     result = audit_runs(runs, step, varies or ())
@@ -329,6 +328,17 @@ def doctor() -> None:
     typer.echo(report())
 
 
+def _say_verdict(found: tuple[Results, Measurements], folder: Path) -> None:
+    """In plain sentences, and where the page lies; exit status 1 where the audit leaves no verdict."""
+    from lockstep.report.findings import verdict
+
+    results, measured = found
+    typer.echo("\n".join(sentence.text for sentence in verdict(results, measured).sentences))
+    typer.echo(f"\n{folder / 'report.html'}")
+    if results.audit is not None and not results.audit.passed:
+        raise typer.Exit(1)
+
+
 def _audit_study(folder: Path) -> None:
     """Repeat by repeat, against what the study itself states."""
     from lockstep.study.audit_tables import token_table
@@ -348,7 +358,7 @@ def _audit_study(folder: Path) -> None:
     if not result.passed:
         typer.echo(f"audit failed, findings: {len(result.findings)}")
         raise typer.Exit(1)
-    typer.echo(f"audit passed: {len(result.runs)} runs in {len(result.repeats)} repeats")
+    typer.echo(f"audit passed: {len(result.runs)} runs, repeats: {len(result.repeats)}")
 
 
 def _tell(line: str) -> None:

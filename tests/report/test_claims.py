@@ -46,6 +46,14 @@ def test_an_ordering_needs_a_separable_difference_in_its_direction(pair: Compari
     assert one.source == "arXiv 2501.00663, table 1"
 
 
+@pytest.mark.parametrize(("parameters", "verdict"), [(34_000_000, "reproduced"), (33_000_000, "not testable here")])
+def test_a_much_smaller_model_says_nothing_about_large_ones(parameters: int, verdict: str) -> None:
+    small = contestant("titans-mac", [0.985, 0.985], parameters=parameters)
+    one = found(ORDER, study([PLAIN, small], [WIN]))
+    assert one.verdict == verdict
+    assert one.ours is not None
+
+
 def test_our_numbers_and_our_size_are_told() -> None:
     one = found(ORDER, study([PLAIN, MEMORY], [WIN]))
     assert one.claim.endswith("25.43 against 31.52 at 340M, 19.93 against 25.21 at 760M")
@@ -137,6 +145,7 @@ def test_a_change_is_reproduced_where_it_lies_within_our_interval() -> None:
     assert checked(-0.1, 0.1) == "reproduced", "0.1 % of 20 is 0.02"
     assert checked(0.021, 0.1) == "not reproduced"
     assert checked(-1.0, -0.5) == "not reproduced"
+    assert checked(-1.0, 1.0) == "not testable here", "an interval of ten percent would confirm anything"
 
 
 def test_what_slows_down_is_read_from_profiles() -> None:
@@ -222,7 +231,7 @@ def test_reasons_have_our_number_and_the_papers() -> None:
         "its smallest has 3.40 times those of our largest."
     )
     assert "100K tokens, theirs on 15B to 30B" in told["tokens"]
-    assert "150,000.0 times ours" in told["tokens"]
+    assert "150,000 times ours" in told["tokens"]
     assert told["sequence length"].endswith("8.00 times ours.")
     assert told["batch"].endswith("500.0 times ours.")
     assert told["tuning"].startswith("Ours were not tuned; adamw")

@@ -14,17 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import Exit
 
+from lockstep.cli import audit as audit_verb
+from lockstep.cli import report as report_verb
 from lockstep.config.files import dump_yaml, read_yaml
 from lockstep.config.run import RunSpec
 from lockstep.config.spec import validate
+from lockstep.config.study import StudySpec
+from lockstep.data.prepare import prepare
 from lockstep.errors import UserError
+from lockstep.evaluation.language import HeldOut, score_causal
 from lockstep.report.findings import verdict
 from lockstep.report.page import render_page
 from lockstep.report.results import Results
 from lockstep.study.collect import collect
 from lockstep.study.compare import compare, report, tune_study
 from lockstep.study.place import StudyPlace
+from lockstep.training.checkpoint import load
 from lockstep.training.run import train
 from tests.study.tiny_studies import assert_same_study, tiny_study, write_study
 
@@ -72,12 +79,8 @@ def test_everything_a_report_promises_is_there(done: Path) -> None:
         assert (done / name).stat().st_size > 0
 
 
-def test_the_end_is_the_score_of_a_full_evaluation(done: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+def test_the_end_is_the_score_of_a_full_evaluation(done: Path, tiny_corpus: Path) -> None:
     """The same number by another way: the verb that scores a run, on as many sequences."""
-    from lockstep.data.prepare import prepare
-    from lockstep.evaluation.language import HeldOut, score_causal
-    from lockstep.training.checkpoint import load
-
     study = tiny_study(tiny_corpus)
     prepared = prepare(study.data, study.tokenizer)
     for one in results_of(done).contestants:
@@ -189,6 +192,22 @@ def test_one_unfair_run_leaves_no_verdict(changes: dict[str, Any], named: str, c
     assert named in render_page(results, measured)
 
 
+def test_the_command_line_fails_where_the_audit_does(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    retrained(copied, "memory.seed-1", data__batch_size=8)
+    for verb in (report_verb, lambda folder: audit_verb([folder])):
+        with pytest.raises(Exit) as ended:
+            verb(copied)
+        assert ended.value.exit_code == 1
+        assert "data.batch_size" in capsys.readouterr().out
+
+
+def test_a_fair_study_passes_on_the_command_line(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audit_verb([done])
+    assert capsys.readouterr().out.endswith("audit passed: 4 runs, repeats: 2\n")
+    with pytest.raises(UserError, match="leave out the option"):
+        audit_verb([done], step=4)
+
+
 def test_a_bigger_model_leaves_no_verdict(tiny_corpus: Path, tmp_path: Path) -> None:
     matched = {"target": 12_000, "tolerance": 0.2}
     contestants: dict[str, Any] = {"transformer++": {}, "lstm": {}}
@@ -215,8 +234,6 @@ def test_a_diverged_contestant_is_a_result(tiny_corpus: Path, tmp_path: Path) ->
     )
     fields = study.model_dump(mode="json")
     fields["contestants"]["rnn"]["settings"] = {"training.learning_rate": 1e30}
-    from lockstep.config.study import StudySpec
-
     results, measured = compare(validate(StudySpec, fields, "test"), tmp_path / "study")
     (run,) = results.contestant("rnn").runs
     assert run.status == "diverged"
@@ -259,8 +276,6 @@ def test_a_study_may_grow(copied: Path, tiny_corpus: Path) -> None:
     study = tiny_study(tiny_corpus)
     fields = study.model_dump(mode="json", exclude_unset=True)
     fields["contestants"]["lstm"] = {"architecture": "lstm", "dim": 16, "depth": 1}
-    from lockstep.config.study import StudySpec
-
     results, _ = compare(validate(StudySpec, fields, "test"), copied)
     assert [one.name for one in results.contestants] == ["transformer++", "memory", "lstm"]
     assert (copied / "runs" / "memory.seed-0" / "metrics.jsonl").stat().st_mtime_ns == before

@@ -87,7 +87,7 @@ def test_flags_go_on_top_of_a_file(tmp_path: Path) -> None:
     study = study_from(QUICK, Flags(steps=10, dim=64, depth=2, heads=2), ["training.learning_rate=1e-4"])
     assert study.study_name == "quick"
     assert study.wanted is None, "sizes given by hand are not matched"
-    assert study.contestants["titans-mac"].fields()["segment"] == 64
+    assert study.contestants["titans-mac"].fields()["segment"] == 32
     assert (study.training.train_steps, study.training.learning_rate) == (10, 1e-4)
 
 

@@ -77,7 +77,7 @@ def sizes_in_words(results: Results) -> str:
         return ""
     if results.study.match is None:
         return f"Sizes were stated by hand and not matched: {span(sizes)} parameters"
-    return f"Sizes are matched ({results.study.match}): {span(sizes)} parameters"
+    return f"Sizes are {results.study.match}: {span(sizes)} parameters in all"
 
 
 def kernels_in_words(results: Results, measurements: Measurements) -> str:

@@ -27,7 +27,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Better(Claim):
-    """Predicts better: an ordering, testable wherever both compete."""
+    """Predicts better: an ordering, testable where both compete at a size that is not far below the claimed one."""
 
     better: Entrant
     worse: Entrant
@@ -35,6 +35,8 @@ class Better(Claim):
     """Said of noisy text."""
     parameters: float | None = None
     """Said of one size, where other sizes have the other order."""
+    smallest: float | None = None
+    """The smallest size that it was said of; None where no size was."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ PARTS = {
 }
 """What a contestant may lack, and the field that says so."""
 
+FAR_BELOW = 10
+"""A model that is so many times smaller says nothing about an ordering of larger ones."""
+WIDE = 0.02
+"""An interval of more than two percent, or two points of accuracy, cannot confirm a change of nearly nothing."""
+
 
 @dataclass(frozen=True)
 class CheckedClaim:
@@ -175,6 +180,8 @@ def _better(claim: Better, results: Results, ours: Contestant, theirs: Contestan
         return untestable(
             f"needs {in_short(claim.parameters)} parameters, because smaller ones have the other order", told
         )
+    if claim.smallest is not None and ours.parameters < claim.smallest / FAR_BELOW:
+        return untestable(f"said of {in_short(claim.smallest)} parameters; here {in_short(ours.parameters)}", told)
     if pair.low is None:
         return untestable("one seed gives no interval", told)
     where = here(results, ours)
@@ -258,7 +265,7 @@ def _changed(
 
 
 def _changed_score(claim: Changed, results: Results, ours: Contestant, theirs: Contestant) -> Tested:
-    """Reproduced where the claimed change lies within our interval."""
+    """Reproduced where the claimed change lies within our interval, and that is narrow enough to say so."""
     pair = compared(results, claim.measure, ours.name, theirs.name)
     if pair is None:
         return untestable(f"{ours.name} was not compared with {theirs.name}")
@@ -270,6 +277,9 @@ def _changed_score(claim: Changed, results: Results, ours: Contestant, theirs: C
     word = "lies within" if inside else "lies outside"
     where = here(results, ours)
     reason = f"the claim, {change_of(claim.measure, claimed)} here, {word} our {interval(pair)} {where}"
+    unit = 1.0 if claim.measure == "accuracy" else pair.baseline_mean
+    if inside and pair.high - pair.low > WIDE * unit:
+        return untestable(f"{reason}, which is too wide to tell it from many others", told)
     return Tested(told, "reproduced" if inside else "not reproduced", reason)
 
 

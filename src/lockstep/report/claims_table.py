@@ -54,7 +54,7 @@ def printed(better: str, worse: str) -> Better:
     miras = {"yaad", "moneta", "memora"} & {better, worse}
     source = f"{TITANS}, table 1" + (f", and {MIRAS}, table 2" if miras else "")
     text = f"{NAMES[better]} has a lower perplexity on WikiText than {NAMES[worse]}: {sizes}"
-    return Better(source, text, only(better), only(worse))
+    return Better(source, text, only(better), only(worse), smallest=340e6)
 
 
 VARIANTS = ("titans-lmm", "titans-mac", "titans-mag", "titans-mal")
@@ -85,12 +85,12 @@ WHOLE = 27.01
 
 def ablated(part: str, perplexity: float) -> Better:
     text = f"Titans LMM is better than without {part}: perplexity {WHOLE:.2f} against {perplexity:.2f}"
-    return Better(f"{TITANS}, table 5", text, only("titans-lmm"), Entrant(("titans-lmm",), part))
+    return Better(f"{TITANS}, table 5", text, only("titans-lmm"), Entrant(("titans-lmm",), part), smallest=400e6)
 
 
 def with_attention(variant: str, perplexity: float) -> Better:
     text = f"{NAMES[variant]} is better than Titans LMM: perplexity {perplexity:.2f} against {WHOLE:.2f}"
-    return Better(f"{TITANS}, table 5", text, only(variant), only("titans-lmm"))
+    return Better(f"{TITANS}, table 5", text, only(variant), only("titans-lmm"), smallest=400e6)
 
 
 ABLATIONS = (
@@ -147,7 +147,7 @@ def guide_orders(better: str, worse: str) -> Better:
     (ours, small, medium), (theirs, other_small, other_medium) = SCORES[better], SCORES[worse]
     numbers = f"{small:.2f} against {other_small:.2f} at 50M, {medium:.2f} against {other_medium:.2f} at 360M"
     text = f"{better} has fewer bits per byte on enwik8 than {worse}: {numbers}"
-    return Better(BASELINES_GUIDE, text, only(ours), only(theirs))
+    return Better(BASELINES_GUIDE, text, only(ours), only(theirs), smallest=50e6)
 
 
 def guide_score(name: str, size: str) -> Score:

@@ -53,7 +53,9 @@ def percent(change: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """2.19, 215.1, or for what is hardly more than nothing 0.0047."""
+    """2.19, 215.1, 1,043,143, or for what is hardly more than nothing 0.0047."""
+    if ratio >= 1000:
+        return f"{ratio:,.0f}"
     return f"{ratio:,.1f}" if ratio >= 10 else f"{ratio:.2g}" if ratio < 0.1 else f"{ratio:.2f}"
 
 

@@ -154,7 +154,8 @@ def samples(subject: Subject, model: LanguageModel) -> Found | None:
 
 
 def pictures(subject: Subject, model: LanguageModel) -> Found:
-    return {"pictures": [picture.as_dict() for picture in draw_pictures(model, subject.first_tokens(SHOWN_TOKENS))]}
+    tokens = subject.first_tokens(min(SHOWN_TOKENS, longest(model) or SHOWN_TOKENS))
+    return {"pictures": [picture.as_dict() for picture in draw_pictures(model, tokens)]}
 
 
 def inference(subject: Subject, model: LanguageModel) -> Found:

@@ -102,7 +102,9 @@ def matched_in_words(study: StudySpec) -> str | None:
     wanted = study.wanted
     if wanted is None:
         return None
-    return f"matched on {wanted.quantity} at {in_short(wanted.target)} within {wanted.tolerance:.2%}"
+    targets = {one.target for name in study.contestants if (one := study.wanted_of(name)) is not None}
+    sizes = " to ".join(in_short(target) for target in sorted({min(targets), max(targets)}))
+    return f"matched on {wanted.quantity} at {sizes} within {wanted.tolerance:.2%}"
 
 
 def size_rows(plan: StudyPlan) -> list[list[str]]:

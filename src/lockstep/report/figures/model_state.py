@@ -14,6 +14,8 @@ from lockstep.report.results import Contestant, Picture, Results
 MOST_CELLS = 32
 """Along one side; larger pictures are averaged down."""
 MOST_LAYERS = 4
+LETTER = 6
+"""Pixels that a letter of a title takes, about."""
 
 MEANING = {
     "attention": "how much weight a row gives to a column",
@@ -73,6 +75,12 @@ def mean(block: Sequence[Sequence[float]]) -> float:
     return sum(numbers) / len(numbers)
 
 
+def axis_title(picture: Picture, width: int) -> str:
+    """What rows and columns are, where there is room for it; the caption says it in full."""
+    title = f"→ {picture.columns}, ↓ {picture.rows}"
+    return title if LETTER * len(title) <= width else "→ columns, ↓ rows"
+
+
 def maps(picture: Picture, labels: Sequence[str], shape: tuple[int, int]) -> alt.FacetChart:
     """The square root of the value is coloured: small weights are to be seen beside large ones."""
     side = min(280, panel_width(len(labels), most=MOST_LAYERS))
@@ -85,7 +93,7 @@ def maps(picture: Picture, labels: Sequence[str], shape: tuple[int, int]) -> alt
         alt.Chart(ROWS)
         .mark_rect()
         .encode(
-            x=alt.X("column:O", title=f"→ {picture.columns}, ↓ {picture.rows}", axis=bare),
+            x=alt.X("column:O", title=axis_title(picture, wide), axis=bare),
             y=alt.Y("row:O", title=None, axis=bare),
             color=alt.Color("value:Q", scale=scale, legend=legend),
             tooltip=tooltip("panel", "row", "column", value=".4g"),
