@@ -330,13 +330,12 @@ def in_yaml(field: FieldInfo) -> str:
 def test_the_study_page_is_complete() -> None:
     text = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
     assert (ROOT / "studies" / "quick.yaml").read_text(encoding="utf-8") in text
-    for spec in (StudySpec, SeedsSpec, TuningSpec, MeasurementsSpec):
-        for name in spec.model_fields:
-            assert f"| `{name}` |" in text, f"{spec.__name__}.{name}"
-    for name in ("size", "settings"):
-        assert f"`{name}`" in text
+    sections = {"": StudySpec, "seeds.": SeedsSpec, "tuning.": TuningSpec, "measurements.": MeasurementsSpec}
+    keys = [f"{section}{name}" for section, spec in sections.items() for name in spec.model_fields]
+    for key in (*keys, "architecture", "size", "settings"):
+        assert f"| `{key}` |" in text, key
     for study in (ROOT / "studies").glob("*.yaml"):
-        assert f"`{study.stem}`" in text or f"studies/{study.name}" in text, study.name
+        assert f"`studies/{study.name}`" in text or f"`-{study.stem.rpartition('-')[2]}`" in text, study.name
 
 
 def test_the_page_of_laws_is_complete() -> None:
