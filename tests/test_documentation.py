@@ -330,7 +330,12 @@ def in_yaml(field: FieldInfo) -> str:
 def test_the_study_page_is_complete() -> None:
     text = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
     assert (ROOT / "studies" / "quick.yaml").read_text(encoding="utf-8") in text
-    sections = {"": StudySpec, "seeds.": SeedsSpec, "tuning.": TuningSpec, "measurements.": MeasurementsSpec}
+    sections: dict[str, type[Spec]] = {
+        "": StudySpec,
+        "seeds.": SeedsSpec,
+        "tuning.": TuningSpec,
+        "measurements.": MeasurementsSpec,
+    }
     keys = [f"{section}{name}" for section, spec in sections.items() for name in spec.model_fields]
     for key in (*keys, "architecture", "size", "settings"):
         assert f"| `{key}` |" in text, key

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.evaluation.timing import spread
 from lockstep.report.results import BatchTime, Clock, Inference, Measured, Profile, Spread, Tick
 from lockstep.study.run_results import found_in
 from lockstep.study.run_status import run_status
@@ -53,10 +55,5 @@ def clock(folder: Path) -> Clock | None:
             )
             for place in places
         ),
-        tokens_per_second=spread(rates) if rates else None,
+        tokens_per_second=Spread(**asdict(spread(rates))) if rates else None,
     )
-
-
-def spread(numbers: Sequence[float]) -> Spread:
-    low, median, high = np.quantile(numbers, (0.05, 0.5, 0.95))
-    return Spread(median=float(median), low=float(low), high=float(high), count=len(numbers))

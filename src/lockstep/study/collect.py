@@ -12,6 +12,7 @@ from lockstep.config.files import read_yaml
 from lockstep.config.study import StudySpec
 from lockstep.durable import whole_file
 from lockstep.errors import UserError
+from lockstep.evaluation import detail
 from lockstep.report.results import (
     AtLength,
     AuditResult,
@@ -111,17 +112,12 @@ def own_settings(study: StudySpec, name: str, folder: Path) -> dict[str, Any]:
 
 def buckets(folders: Sequence[Path], name: str) -> tuple[Bucket, ...]:
     """One breakdown over all repeats, the tokens of all of them together."""
-    sums: dict[tuple[Any, Any], list[float]] = {}
-    for folder in folders:
-        for one in found_in(folder, "test").get(name, ()):
-            both = sums.setdefault((one["first"], one["last"]), [0, 0.0])
-            both[0] += one["tokens"]
-            both[1] += one["tokens"] * one["loss"]
-    ordered = sorted(sums.items(), key=lambda item: item[0][0] or 0)
-    return tuple(
-        Bucket(first=first, last=last, tokens=int(tokens), loss=nats / tokens)
-        for (first, last), (tokens, nats) in ordered
-    )
+    every = [
+        [detail.Bucket(one["first"], one["last"], one["tokens"], one["tokens"] * one["loss"]) for one in found]
+        for folder in folders
+        if (found := found_in(folder, "test").get(name))
+    ]
+    return tuple(Bucket.model_validate(one.as_dict()) for one in detail.joined(every))
 
 
 def lengths(folders: Sequence[Path]) -> tuple[AtLength, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.training import TrainingSpec
+from lockstep.evaluation.timing import now
 from lockstep.models.loss import token_losses
 from lockstep.models.spec import ModelSpec
 from lockstep.training.loop import AUTOCAST
@@ -126,10 +126,3 @@ class Kept:
             self.seen.add(storage.data_ptr())
             self.bytes += storage.nbytes()
         return tensor
-
-
-def now(device: torch.device) -> float:
-    """The time once the device has finished."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
