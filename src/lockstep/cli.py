@@ -91,6 +91,9 @@ def compare(
     from lockstep.study.flags import Flags, study_from
 
     flags = Flags(**{item.name: given[item.name] for item in fields(Flags)})
+    if data_dir is not None:
+        searched = (str(data_dir.expanduser()), os.environ.get("LOCKSTEP_DATA", ""))
+        os.environ["LOCKSTEP_DATA"] = os.pathsep.join(one for one in searched if one)
     spec = study_from(study, flags, override or ())
     folder = output_dir or spec.folder
     _say_verdict(compare_study(spec, folder, _tell), folder)

@@ -381,7 +381,7 @@ def test_files_are_whole_the_same_again_and_have_the_promised_names(tmp_path: Pa
         Path("benchmark_results.png"),
         Path("generation_samples.txt"),
     }
-    assert Path("model_state/titans-mac-memory.png") in written[0]
+    assert Path("model_state/2-titans-mac-memory.png") in written[0]
     for figure in drawn:
         for suffix in ("png", "svg", "csv"):
             assert Path(f"figures/{figure.name}.{suffix}") in written[0]

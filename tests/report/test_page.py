@@ -283,7 +283,7 @@ def test_a_contestant_can_be_hidden_everywhere_and_shown_again(whole: Opened) ->
     colour = Look(made_up_study()[0]).tint("lstm")
     marks = whole.page.locator(f"[stroke='{colour}'], [fill='{colour}']")
     rows = whole.page.locator("[data-contestant=lstm]:not([hidden])")
-    own = whole.page.locator("figure[data-figure-name='model_state-lstm-influence']")
+    own = whole.page.locator("figure[data-figure-name='model_state-4-lstm-influence']")
     counts = marks.count(), rows.count()
     assert min(counts) > 10
     box = whole.page.get_by_role("checkbox", name="lstm")

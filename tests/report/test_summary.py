@@ -22,7 +22,8 @@ def test_the_table_holds_the_differences() -> None:
     entries = [contestant("transformer++", [1.2, 1.3]), contestant("titans-mac", [1.1, 1.2])]
     pair = compare("titans-mac", "transformer++", -0.1, 1.25, (-0.12, -0.08))
     timed = {"transformer++": measured(rate=2000, decode=0.001), "titans-mac": measured(rate=500, decode=0.2151)}
-    text = summary(study(entries, [pair]), Measurements(contestants=timed))
+    same = compare("titans-mac", "transformer++", 0.0, 0.3, (-0.01, 0.01), "accuracy")
+    text = summary(study(entries, [pair, same]), Measurements(contestants=timed))
     head, _, base, row = table_of(text)
     assert head == list(COLUMNS)
     assert base[0] == "transformer++ (baseline)"

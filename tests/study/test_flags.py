@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,6 @@ import pytest
 from lockstep.config.study import StudySpec
 from lockstep.errors import UserError
 from lockstep.study.flags import QUICK, Flags, study_from
-
-
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--data-dir` is passed on by it."""
-    monkeypatch.setenv("LOCKSTEP_DATA", "before")
 
 
 def made(overrides: tuple[str, ...] = (), **flags: Any) -> StudySpec:
@@ -48,7 +41,7 @@ def test_the_first_documents_command() -> None:
     assert study.training.train_steps == 10_000
 
 
-def test_all_other_flags_have_a_place(tmp_path: Path) -> None:
+def test_all_other_flags_have_a_place() -> None:
     study = made(
         dim=128,
         dim_head=32,
@@ -57,7 +50,6 @@ def test_all_other_flags_have_a_place(tmp_path: Path) -> None:
         use_flex_attn=True,
         wikitext_version="2",
         tokenizer="bytes",
-        data_dir=tmp_path,
         eval_batch_size=4,
         eval_steps=3,
         eval_interval=7,
@@ -74,7 +66,6 @@ def test_all_other_flags_have_a_place(tmp_path: Path) -> None:
     assert study.tokenizer.tokenizer_type == "bytes"
     assert (study.evaluation.batch_size, study.evaluation.sequences, study.evaluation.interval) == (4, 12, 7)
     assert (study.data.max_sequence_length, study.training.warmup_steps) == (192, 11)
-    assert os.environ["LOCKSTEP_DATA"].split(os.pathsep) == [str(tmp_path), "before"]
 
 
 def test_a_scale_is_matched() -> None:

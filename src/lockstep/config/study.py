@@ -52,14 +52,17 @@ def none_is_nothing(match: Any) -> Any:
     return None if match == "none" else match
 
 
-def is_no_place(name: str) -> str:
-    """Neither this folder nor the one above."""
+def names_a_folder(name: str) -> str:
+    """Neither this folder nor the one above, and with room for what is added to it."""
     if name in (".", ".."):
         raise ValueError("not a name for a folder")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"expected at most {LONGEST_NAME} bytes")
     return name
 
 
-FolderName = Annotated[Name, Field(max_length=200, pattern=r"^[^/\\]+$"), AfterValidator(is_no_place)]
+LONGEST_NAME = 200
+FolderName = Annotated[Name, Field(pattern=r"^[^/\\]+$"), AfterValidator(names_a_folder)]
 """Runs lie in folders that are named so."""
 Contestants = Annotated[
     dict[FolderName, ContestantSection], BeforeValidator(named_after_themselves), Field(min_length=1, max_length=100)
@@ -100,6 +103,7 @@ class StudySpec(Spec):
             raise ValueError("scale and match both say how large contestants are; remove one")
         if self.baseline is not None and self.baseline not in self.contestants:
             raise ValueError(f"baseline: {self.baseline} is none of the contestants {', '.join(self.contestants)}")
+        self._tunes_what_it_trains()
         for name, section in self.contestants.items():
             if section.size is not None and self.wanted is None:
                 raise ValueError(f"contestants.{name}.size: sizes are not matched; add `match` or `scale`")
@@ -107,6 +111,19 @@ class StudySpec(Spec):
                 if not any(f"{key}.".startswith(f"{one}.") for one in self.varies):
                     raise ValueError(f"contestants.{name}.settings: {key} is not declared; add it to `varies`")
         return self
+
+    def _tunes_what_it_trains(self) -> None:
+        """Trials that say nothing about the runs they are for, or that are those runs, are refused."""
+        tuning, warmup = self.tuning, self.training.warmup_steps
+        if tuning is None:
+            return
+        if tuning.seed in self.seeds.data:
+            raise ValueError(f"tuning.seed {tuning.seed} is one of seeds.data: what is compared would be tuned on")
+        if tuning.train_steps is not None and warmup is not None and tuning.train_steps <= warmup:
+            raise ValueError(
+                f"tuning.train_steps {tuning.train_steps} end within training.warmup_steps {warmup}: no trial would"
+                " reach its learning rate"
+            )
 
     @property
     def wanted(self) -> MatchSpec | None:

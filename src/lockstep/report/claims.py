@@ -1,7 +1,7 @@
 """Others' claims beside our measurements: reproduced, not reproduced, or not testable here, and why.
 
-An ordering is testable wherever both compete, whatever the size, and the size is told with it. An absolute number is
-testable only on the same text at about the same size.
+An ordering is testable where both compete at a size that is not far below the claimed one, and ours is told with it. An
+absolute number is testable only on the same text at about the same size.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from lockstep.report.outcome import (
     common_length,
     common_state_length,
     compared,
+    diverged,
     groups,
     inference_at,
     mean_score,
@@ -16,6 +17,8 @@ from lockstep.report.outcome import (
     training_speed,
 )
 from lockstep.report.results import Contestant, Measurements, Results
+
+SCORES = ("loss", "perplexity", "bits_per_byte", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,14 @@ class Change:
     value: float
     baseline: float | None
     """None where the baseline has none, and for the baseline itself."""
+    paired: float | None = None
+    """Of scores: the mean difference over the seeds that both have."""
 
     @property
     def difference(self) -> float | None:
-        return None if self.baseline is None else self.value - self.baseline
+        if self.paired is not None or self.baseline is None:
+            return self.paired
+        return self.value - self.baseline
 
     @property
     def ratio(self) -> float | None:
@@ -93,7 +100,7 @@ def _row(
     other = None if base is None or base.name == one.name else base.name
     pair = None if other is None else compared(results, "bits_per_byte", one.name, other)
     changes = {
-        name: None if value is None else Change(value, theirs.get(name))
+        name: None if value is None else change(results, one, other, name, value, theirs)
         for name, value in ours.items()
         if name not in ("parameters", "training_flops_per_token")
     }
@@ -114,6 +121,16 @@ def _row(
     )
 
 
+def change(
+    results: Results, one: Contestant, other: str | None, name: str, value: float, theirs: dict[str, float | None]
+) -> Change:
+    """Scores differ by what was compared seed by seed, and not at all for one that diverged."""
+    if name not in SCORES:
+        return Change(value, theirs.get(name))
+    pair = None if other is None or diverged(one) else compared(results, name, one.name, other)
+    return Change(value, None) if pair is None else Change(value, theirs.get(name), pair.effect)
+
+
 def _numbers(
     one: Contestant, measurements: Measurements, length: int | None, state_length: int | None
 ) -> dict[str, float | None]:
@@ -121,7 +138,7 @@ def _numbers(
     measured = measured_of(measurements, one)
     at, rate = inference_at(measured, length), training_speed(measured)
     return {
-        **{metric: mean_score(one, metric) for metric in ("loss", "perplexity", "bits_per_byte", "accuracy")},
+        **{metric: mean_score(one, metric) for metric in SCORES},
         "training_tokens_per_second": rate.median if rate else None,
         "decode_seconds": at.decode_seconds.median if at else None,
         "prefill_seconds": at.prefill_seconds.median if at else None,

@@ -78,7 +78,8 @@ def _missing(results: Results) -> list[Sentence]:
     if results.study.finished:
         return []
     steps = results.study.steps
-    told = [
+    told = [f"{name} {why}" for name, why in results.study.absent.items()]
+    told += [
         f"{one.name} {_progress(open_runs, steps)}"
         for one in results.contestants
         if (open_runs := [run for run in one.runs if run.status in ("waiting", "running")])
@@ -102,17 +103,23 @@ def _progress(runs: Sequence[Run], steps: int) -> str:
 
 def _divergences(results: Results) -> list[Sentence]:
     """Who lost a run is named and not ranked; what the others came to is told."""
-    told = []
+    told = [f"{name} {why}" for name, why in results.study.absent.items()] if results.study.finished else []
     for group in groups(results).values():
         for one in group:
             if diverged(one):
-                told.append(Sentence("status", sentence(_diverged(results, group, one))))
-    return told
+                told.append(_diverged(results, group, one))
+            told += [f"{one.name}, seed {run.data_seed}: {run.message}" for run in one.runs if lost_a_branch(run)]
+    return [Sentence("status", sentence(text)) for text in told]
+
+
+def lost_a_branch(run: Run) -> bool:
+    """A run that came to its end, but not to all cooled points before it."""
+    return run.status != "diverged" and run.message is not None
 
 
 def _diverged(results: Results, group: Sequence[Contestant], one: Contestant) -> str:
     lost = [run for run in one.runs if run.status == "diverged"]
-    where = [f"seed {run.data_seed} at step {run.step:,}" + (f": {run.message}" if run.message else "") for run in lost]
+    where = [f"seed {run.data_seed}: {run.message or f'at step {run.step:,}'}" for run in lost]
     text = f"{one.name} diverged in {len(lost)} of {len(one.runs)} runs ({'; '.join(where)}) and is not ranked"
     share = share_of(group)
     metric = metric_of(results, group, share) if share is not None else None

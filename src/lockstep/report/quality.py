@@ -31,8 +31,13 @@ class Ranking:
         return [one for (one, _), found in others if found is None or not found.separable]
 
     @property
+    def over_seeds(self) -> bool:
+        """Whether differences are told from those of other seeds; documents of one run do not tell that."""
+        return all(found is not None and found.kind == "seeds" for found in self.against_first)
+
+    @property
     def winner(self) -> Contestant | None:
-        return self.order[0][0] if len(self.order) > 1 and not self.tied else None
+        return self.order[0][0] if len(self.order) > 1 and self.over_seeds and not self.tied else None
 
     def said(self, place: int) -> str:
         """Name and score."""
@@ -87,6 +92,8 @@ def _standing(found: Ranking) -> str:
     if found.winner is not None:
         end = "highest" if found.metric in HIGHER_IS_BETTER else "lowest"
         return f"{first.name} has the {end} {found.unit}, {score}; the next is {_behind(found, 1)}"
+    if not found.tied:
+        return f"No winner in {found.unit} from one run each. In this one {found.said(0)} is ahead of all others"
     tied = {one.name for one in found.tied}
     near = [found.said(place) for place, (one, _) in enumerate(found.order) if one.name in tied]
     behind = [found.said(place) for place, (one, _) in enumerate(found.order) if place and one.name not in tied]

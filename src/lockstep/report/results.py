@@ -328,6 +328,8 @@ class StudyFacts(Record):
     corpus_digest: str
     study_digest: str
     """sha256 of study.yaml."""
+    absent: dict[str, str] = {}
+    """Contestants without a run, and why."""
     finished: bool
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,21 @@ from lockstep.report.results import (
     StudyFacts,
 )
 from lockstep.study.clocks import measured_of
-from lockstep.study.comparisons import PRIMARY, DocumentSums, Scored, compare_all
+from lockstep.study.comparisons import PRIMARY, DocumentSums, Metric, Scored, compare_all
 from lockstep.study.contestants import group_of
 from lockstep.study.match import cost_on_meta
-from lockstep.study.place import StudyPlace
+from lockstep.study.place import MEASURED, RESULTS, StudyPlace
 from lockstep.study.plan import CONTEXTS, matched_in_words, state_after
 from lockstep.study.run_results import found_in, read_run_result
 from lockstep.study.run_status import run_status
 from lockstep.study.scaling import fits
 from lockstep.study.study_audit import StudyAudit, audit_study, model_of
-from lockstep.study.tune import sweep
+from lockstep.study.tune import never_tuned, sweep
 from lockstep.training.run_folder import flatten
 
-RESULTS, MEASURED = "results.json", "measured.json"
+NOT_BEGUN, NEVER_TUNED = "has not begun", "diverged in every trial of its tuning"
+SAME_TEXT = 1.01
+"""How much more text one contestant may be scored on: a split's first token, which may be long, is not predicted."""
 
 
 def collect(folder: Path) -> tuple[Results, Measurements]:
@@ -50,6 +53,7 @@ def collect(folder: Path) -> tuple[Results, Measurements]:
         raise UserError(f"{folder}: no run has a checkpoint yet; nothing can be said")
     contestants = tuple(contestant(study, name, place) for name in begun)
     audited = audit_study(place, study)
+    audited = replace(audited, findings=(*audited.findings, *other_texts(contestants)))
     passed = audited.passed and bool(audited.repeats)
     results = Results(
         study=facts(study, place, contestants),
@@ -143,18 +147,42 @@ def comparisons(study: StudySpec, place: StudyPlace, found: Sequence[Contestant]
         for one in (one for one in found if one.group == group):
             for share in dict.fromkeys(point.share for run in one.runs for point in run.cooled):
                 by_share.setdefault(share, []).append(scored(one, share, place))
-        every += compare_all(by_share, study.compared_with)
+        members = [one for one in found if one.group == group]
+        every += compare_all(by_share, study.compared_with, ranked_by(members))
     return every
+
+
+def ranked_by(group: Sequence[Contestant]) -> Metric:
+    """The primary metric, or perplexity where the track is masked or bytes are unknown."""
+    scores = [point.score for one in group for run in one.runs for point in run.cooled]
+    known = all(score.bits_per_byte is not None for score in scores)
+    return PRIMARY if known and group[0].track == "causal" else "perplexity"
+
+
+def other_texts(contestants: Sequence[Contestant]) -> Iterator[str]:
+    """Groups whose members were scored on different text, as happens where tokenizers differ and not all is scored."""
+    for group in dict.fromkeys(one.group for one in contestants):
+        scored = {
+            one.name: point.score.bytes
+            for one in contestants
+            if one.group == group
+            for run in one.runs
+            for point in run.cooled
+        }
+        if scored and max(scored.values()) > SAME_TEXT * max(1, min(scored.values())):
+            told = ", ".join(f"{amount:,} of {name}" for name, amount in scored.items())
+            yield f"measurements.sequences: bytes of the test split that were scored differ: {told}; score all of it"
 
 
 def scored(contestant: Contestant, share: float, place: StudyPlace) -> Scored:
     points = {run.data_seed: point for run in contestant.runs for point in run.cooled if point.share == share}
     scores = {seed: point.score for seed, point in points.items()}
-    documents = None
+    documents, stands = None, run_status(place.folder / contestant.runs[0].folder)
+    tokenizer = str((stands.metadata or {}).get("tokenizer_fingerprint"))
     if len(contestant.runs) == 1 and share == 1:
         sums = found_in(place.folder / contestant.runs[0].folder, "test").get("documents")
         documents = None if sums is None else DocumentSums(**{key: np.array(sums[key], float) for key in sums})
-    return Scored(contestant.name, scores, documents)
+    return Scored(contestant.name, scores, documents, tokenizer)
 
 
 def audit_result(found: StudyAudit) -> AuditResult:
@@ -164,8 +192,9 @@ def audit_result(found: StudyAudit) -> AuditResult:
         for run in repeat.runs:
             facts = run.facts(repeat.step)
             hashes = (str(facts.get(key))[:12] for key in ("stream_hash", "corpus_digest", "tokenizer_fingerprint"))
-            tokens, parameters = run.tokens.get(repeat.step or 0), facts.get("model_cost.parameters")
-            rows.append((run.name, f"{repeat.step}", f"{tokens:,}", *hashes, f"{parameters:,}"))
+            numbers = (repeat.step, run.tokens.get(repeat.step or 0), facts.get("model_cost.parameters"))
+            step, tokens, parameters = ("–" if one is None else f"{one:,}" for one in numbers)
+            rows.append((run.name, step, tokens, *hashes, parameters))
     return AuditResult(passed=found.passed, findings=found.findings, notes=found.notes, table=(head, *rows))
 
 
@@ -174,9 +203,12 @@ def facts(study: StudySpec, place: StudyPlace, contestants: Sequence[Contestant]
     folders = [place.folder / run.folder for one in contestants for run in one.runs]
     metadata = next((found for folder in folders if (found := run_status(folder).metadata)), None)
     if metadata is None:
-        raise UserError(f"{place.folder}: no run has a checkpoint yet; nothing can be said")
+        lost = [f"{run.folder} {run.message}" for one in contestants for run in one.runs if run.status == "diverged"]
+        why = f": {'; '.join(lost)}" if lost else " yet; nothing can be said"
+        raise UserError(f"{place.folder}: no run has a checkpoint{why}")
     scores = [point.score for one in contestants for run in one.runs for point in run.cooled]
-    finished = len(contestants) == len(study.contestants) and all(
+    absent = absences(study, place, contestants)
+    finished = not any(why == NOT_BEGUN for why in absent.values()) and all(
         run.status == "diverged" or any(point.share == 1 for point in run.cooled) for c in contestants for run in c.runs
     )
     per_step, steps = metadata["token_metrics"]["tokens_per_step"], metadata["planned_steps"]
@@ -204,8 +236,19 @@ def facts(study: StudySpec, place: StudyPlace, contestants: Sequence[Contestant]
         revision=metadata["git_commit_hash"],
         corpus_digest=metadata["corpus_digest"],
         study_digest=place.digest,
+        absent=absent,
         finished=finished,
     )
+
+
+def absences(study: StudySpec, place: StudyPlace, contestants: Sequence[Contestant]) -> dict[str, str]:
+    """Contestants without a run, and why."""
+    here = {one.name for one in contestants}
+    return {
+        name: NEVER_TUNED if study.tuning is not None and never_tuned(sweep(study, name, place)) else NOT_BEGUN
+        for name in study.contestants
+        if name not in here
+    }
 
 
 def mean_bytes(scores: Sequence[Score]) -> float:

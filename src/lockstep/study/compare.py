@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockstep.config.files import load_study
+import torch
+
+from lockstep.config.files import load_run, load_study
 from lockstep.config.study import StudySpec
 from lockstep.errors import UserError
 from lockstep.progress import showing
@@ -33,13 +35,15 @@ def compare(study: StudySpec, folder: Path, tell: Tell = lambda line: None) -> t
     found = [one.contestant for one in plan.contestants]
     tell(plan_table(plan))
     tune_all(found, place, together, tell)
+    chosen = {one.name: tuned_settings(study, one.name, place) for one in found}
+    for name in [name for name, settings in chosen.items() if settings is None]:
+        tell(f"{name} diverged in every trial of its tuning and does not compete")
+    found = [one for one in found if chosen[one.name] is not None]
     for number, (data_seed, init_seed) in enumerate(study.seeds.pairs, start=1):
         how = "side by side" if together else "one after another"
         tell(f"training, repeat {number} of {len(study.seeds.pairs)}: {len(found)} contestants {how}")
-        runs = [
-            (one.run((data_seed, init_seed), tuned_settings(study, one.name, place)), place.run(one.name, data_seed))
-            for one in found
-        ]
+        seeds = (data_seed, init_seed)
+        runs = [(one.run(seeds, chosen[one.name]), place.run(one.name, data_seed)) for one in found]
         train_runs(runs, together)
     tell("measuring")
     measure_all(found, place)
@@ -84,14 +88,18 @@ def tune_all(found: Sequence[Contestant], place: StudyPlace, together: bool, tel
 
 def measure_all(found: Sequence[Contestant], place: StudyPlace) -> None:
     """Every run of every contestant; those that diverged have nothing to measure."""
+    if not found:
+        return
     study = found[0].study
     device = find_device(study.training.device, World())
+    # As `lockstep evaluate` scores, whatever training in the same process had asked for.
+    torch.set_float32_matmul_precision("highest")
     work = [(one, number, data_seed) for one in found for number, (data_seed, _) in enumerate(study.seeds.pairs)]
     with showing("measuring", "steps", total=len(work)) as progress:
         for one, number, data_seed in work:
-            run = one.run((data_seed, data_seed))
-            subject = Subject(run, place.run(one.name, data_seed), one.prepared, device, study.measurements)
-            measure_run(subject, first=number == 0)
+            folder = place.run(one.name, data_seed)
+            run = load_run(folder / "config.yaml")
+            measure_run(Subject(run, folder, one.prepared, device, study.measurements), first=number == 0)
             progress.add(1)
 
 

@@ -37,13 +37,17 @@ class Scored:
     """By data seed."""
     documents: DocumentSums | None = None
     """Of its only run; None where there are several."""
+    tokenizer: str = ""
+    """Its fingerprint: what is counted per token means nothing beside another one's."""
 
 
-def compare_all(by_share: Mapping[float, Sequence[Scored]], baseline: str) -> list[Comparison]:
+def compare_all(
+    by_share: Mapping[float, Sequence[Scored]], baseline: str, ranked_by: Metric = PRIMARY
+) -> list[Comparison]:
     """Every pair of one group, at every point of the budget, in every metric.
 
-    The verdict rests on the primary metric at the end of the budget: there chance is given one in twenty over all pairs
-    together (Holm). All else is told with its interval, and as exploration.
+    The verdict rests on the metric that the group is ranked by, at the end of the budget: there chance is given one in
+    twenty over all pairs of the group together (Holm). All else is told with its interval, and as exploration.
     """
     found = []
     for share, scored in sorted(by_share.items()):
@@ -51,11 +55,13 @@ def compare_all(by_share: Mapping[float, Sequence[Scored]], baseline: str) -> li
             # The baseline is what is subtracted, wherever it takes part.
             ours, theirs = (second, first) if first.name == baseline else (first, second)
             found += [one for metric in METRICS if (one := compare(metric, share, ours, theirs)) is not None]
-    return corrected(found)
+    return corrected(found, ranked_by)
 
 
 def compare(metric: Metric, share: float, ours: Scored, theirs: Scored) -> Comparison | None:
     """One difference; None where the two have no repeat in common, or no such score."""
+    if metric != "bits_per_byte" and ours.tokenizer != theirs.tokenizer:
+        return None
     seeds = sorted(ours.scores.keys() & theirs.scores.keys())
     pairs = [(getattr(ours.scores[seed], metric), getattr(theirs.scores[seed], metric)) for seed in seeds]
     if not pairs or any(None in pair for pair in pairs):
@@ -87,17 +93,18 @@ def by_documents(metric: Metric, ours: Scored, theirs: Scored) -> Difference | N
     if mine is None or others is None or metric not in ("loss", "bits_per_byte"):
         return None
     scored = (mine.bytes > 0) & (mine.tokens > 0)
-    if not (np.array_equal(mine.tokens, others.tokens) and scored.any()):
+    same = np.array_equal(mine.tokens, others.tokens) and np.array_equal(mine.bytes, others.bytes)
+    if not (same and scored.any()):
         return None
     weights, unit = (mine.tokens, 1.0) if metric == "loss" else (mine.bytes, float(np.log(2)))
     rates = [(one.nats[scored] / weights[scored] / unit) for one in (mine, others)]
     return over_documents(rates[0], rates[1], weights[scored])
 
 
-def corrected(found: Sequence[Comparison]) -> list[Comparison]:
+def corrected(found: Sequence[Comparison], ranked_by: Metric) -> list[Comparison]:
     """With p values adjusted where the verdict rests on them."""
     places = [
-        place for place, one in enumerate(found) if one.metric == PRIMARY and one.share == 1 and one.p is not None
+        place for place, one in enumerate(found) if one.metric == ranked_by and one.share == 1 and one.p is not None
     ]
     adjusted = dict(zip(places, holm([found[place].p or 0.0 for place in places]), strict=True))
     return [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import apply_override, read_yaml, refuse_the_other_kind
+from lockstep.config.files import apply_override, load_study, read_yaml, refuse_the_other_kind
 from lockstep.config.spec import validate
 from lockstep.config.study import StudySpec, set_setting
 from lockstep.errors import UserError
@@ -45,7 +44,6 @@ class Flags:
     dataset: str | None = None
     wikitext_version: str | None = None
     tokenizer: str | None = None
-    data_dir: Path | None = None
     batch_size: int | None = None
     eval_batch_size: int | None = None
     seq_len: int | None = None
@@ -90,14 +88,12 @@ def study_from(file: Path | None, flags: Flags, overrides: Sequence[str] = ()) -
     given = flags.given
     if file is not None:
         data = read_yaml(file)
+        if given:
+            load_study(file)  # says what is wrong with the file before flags are laid over it
     elif any(name in given for name in CHOICES):
         data = {key: dict(value) if isinstance(value, dict) else value for key, value in PAIR.items()}
     else:
         data = read_yaml(QUICK)
-    if flags.data_dir is not None:
-        # Where corpora and tokenizers are looked for, before all else.
-        searched = (str(flags.data_dir.expanduser()), os.environ.get("LOCKSTEP_DATA", ""))
-        os.environ["LOCKSTEP_DATA"] = os.pathsep.join(one for one in searched if one)
     set_corpus(data, flags)
     set_contestants(data, flags)
     for name, key in PLACES.items():
@@ -173,7 +169,9 @@ def titans_fields(flags: Flags, own: Mapping[str, Any], kind: Mapping[str, Any])
     found: dict[str, Any] = {}
     if flags.segment_len is not None and "segment" in kind:
         found = {"segment": flags.segment_len, "window": flags.segment_len}
-        found["chunk"] = math.gcd(flags.segment_len, own.get("chunk", LARGEST_CHUNK))
+        chunk = own.get("chunk", LARGEST_CHUNK)
+        # What is no number is refused where the model is specified.
+        found["chunk"] = math.gcd(flags.segment_len, chunk) if isinstance(chunk, int) else chunk
     if flags.use_memory is not None and "use_memory" in kind:
         found["use_memory"] = flags.use_memory
     if flags.use_flex_attn is not None and "use_flex_attn" in kind:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lockstep.config.measurements import MeasurementsSpec
@@ -63,7 +64,8 @@ class Subject:
         return HeldOut(self.prepared, "test", length or self.length, size, sequences or self.spec.sequences)
 
     def first_tokens(self, count: int) -> torch.Tensor:
-        tokens = self.prepared.tokens("test")[:count].astype("int64")
+        """Of the test split, which is read again from its start where it is shorter."""
+        tokens = np.resize(self.prepared.tokens("test")[:count], count).astype(np.int64)
         return torch.from_numpy(tokens)[None].to(self.device)
 
 
@@ -125,13 +127,13 @@ def test_score(subject: Subject, model: LanguageModel) -> Found:
 
 
 def at_lengths(subject: Subject, model: LanguageModel) -> Found | None:
-    """As many tokens at every length, so that only the context differs."""
+    """As many tokens at every length, or one window where that is longer; no length that the split does not have."""
     if not model.causal:
         return None
     most, found = longest(model), []
     sequences = subject.spec.sequences
     for length in subject.spec.lengths:
-        if most is None or length <= most:
+        if (most is None or length <= most) and length < len(subject.prepared.tokens("test")):
             enough = None if sequences is None else max(1, sequences * subject.length // length)
             data = subject.held_out(length, enough)
             found.append({"length": length, **score_causal(model, data, subject.device).as_dict()})
@@ -145,9 +147,15 @@ def memory(subject: Subject, model: LanguageModel) -> Found | None:
 def samples(subject: Subject, model: LanguageModel) -> Found | None:
     if not model.causal:
         return None
-    written = []
+    written, tokenizer, most = [], subject.prepared.tokenizer, longest(model)
     for prompt in subject.spec.prompts:
-        one = write_sample(model, subject.prepared.tokenizer, prompt, subject.spec.sample_tokens, SAMPLING)
+        room = subject.spec.sample_tokens
+        if most is not None:
+            # Learned positions end: what there is room for is written.
+            room = min(room, most - max(1, len(tokenizer.encode(prompt.encode()))))
+        if room < 1:
+            continue
+        one = write_sample(model, tokenizer, prompt, room, SAMPLING)
         text = {"prompt": prompt, "text": one.text}
         written.append({**text, "repetition": one.repetition, "entropy": one.entropy})
     return {"samples": written}

@@ -4,6 +4,7 @@ study.yaml                          the study, every default filled in
 tuning/<contestant>.<trial>/        run folders of the sweep
 runs/<contestant>.seed-<data>/      run folders of the comparison
 results.json, measured.json         what the report is made from
+added.txt                           what was added to the study after its first results
 report.html, summary.md, figures/   the report
 """
 
@@ -22,6 +23,7 @@ from lockstep.errors import UserError
 from lockstep.training.context import absolute
 from lockstep.training.run_folder import MAY_CHANGE, flatten
 
+RESULTS, MEASURED, CHANGES = "results.json", "measured.json", "added.txt"
 MAY_GROW = ("baseline", "contestants", "measurements", "seeds", "side_by_side", "varies")
 """What may be changed in a study that has begun; the runs that exist are guarded one by one."""
 
@@ -60,6 +62,7 @@ class StudyPlace:
         """Write study.yaml, or check that the one already there describes the same study."""
         resolved = self._resolved(study)
         if self.is_study:
+            self._note_growth(study)
             stored, asked = flatten(read_yaml(self.spec_file)), flatten(json.loads(json.dumps(resolved)))
             free = (*MAY_GROW, *MAY_CHANGE)
             for key in sorted(stored.keys() | asked.keys()):
@@ -73,6 +76,25 @@ class StudyPlace:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used as a study folder: {error.strerror}") from None
         whole_file(self.spec_file, dump_yaml(resolved))
+
+    def _note_growth(self, study: StudySpec) -> None:
+        """What is added once results are known is exploration, and the report says so."""
+        if not (self.folder / RESULTS).exists():
+            return
+        before = self.read()
+        added = [f"contestant {name}" for name in study.contestants if name not in before.contestants]
+        added += [f"seed {seed}" for seed in study.seeds.data if seed not in before.seeds.data]
+        if added:
+            whole_file(self.folder / CHANGES, "".join(f"{one}\n" for one in (*self._added(), *added)))
+
+    def _added(self) -> list[str]:
+        path = self.folder / CHANGES
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def changes(self) -> list[str]:
+        """In words, what was added to the study after its first results."""
+        added = self._added()
+        return [f"added after the first results, and so exploratory: {', '.join(added)}"] if added else []
 
     def _resolved(self, study: StudySpec) -> dict[str, Any]:
         """A study folder must be of use from any working directory."""

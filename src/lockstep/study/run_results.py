@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.report.results import Cooled, CurvePoint, Evaluated, Run, Score
-from lockstep.study.run_status import branches, records, run_status
+from lockstep.study.run_status import branches, divergence, records, run_status
 
 MOST_POINTS = 150
 """Of a curve: more than a screen tells apart."""
@@ -19,6 +19,7 @@ MOST_POINTS = 150
 def read_run_result(folder: Path, data_seed: int, init_seed: int, study_folder: Path) -> Run:
     """As far as it has come."""
     stands, lines = run_status(folder), records(folder)
+    lost = [f"its branch {one.name} {why}" for one in branches(folder) if (why := divergence(one)) is not None]
     steps = [line for line in lines if "loss" in line]
     tokens = steps[-1]["tokens_processed"] if steps else 0
     by_step = {line["step"]: line["tokens_processed"] for line in steps}
@@ -27,7 +28,7 @@ def read_run_result(folder: Path, data_seed: int, init_seed: int, study_folder: 
         data_seed=data_seed,
         init_seed=init_seed,
         status=stands.status,
-        message=stands.message,
+        message=stands.message or "; ".join(lost) or None,
         step=steps[-1]["step"] if steps else 0,
         tokens=tokens,
         curve=curve(steps),

@@ -43,12 +43,11 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def divergence(folder: Path) -> str | None:
-    """Why a run, or a branch of it, has no end; None where it has one or may yet have it."""
-    for place in (folder, *branches(folder)):
-        for record in records(place)[-1:]:
-            if "diverged" in record:
-                what, value = next(iter(record["diverged"].items()))
-                return f"diverged at step {record['step']}: the {what} is {value}"
+    """Why a run, or a branch, has no end; None where it has one or may yet have it."""
+    for record in records(folder)[-1:]:
+        if "diverged" in record:
+            what, value = next(iter(record["diverged"].items()))
+            return f"diverged at step {record['step']}: the {what} is {value}"
     return None
 
 

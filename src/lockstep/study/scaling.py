@@ -14,10 +14,16 @@ FEWEST, FEWEST_WITH_FLOOR = 3, 4
 
 
 def fits(contestants: Sequence[Contestant]) -> Iterator[Fit]:
-    """One per architecture that competes at enough sizes, over the mean of its repeats."""
+    """One per architecture that competes at enough sizes, over the mean of its repeats.
+
+    Where two of one architecture compete at one size, they differ in something else, and are no series of sizes.
+    """
     for architecture in dict.fromkeys(one.architecture for one in contestants):
+        series = [one for one in contestants if one.architecture == architecture and one.track == "causal"]
+        if len({one.group for one in series}) < len(series):
+            continue
         sizes = {}
-        for one in (one for one in contestants if one.architecture == architecture and one.track == "causal"):
+        for one in series:
             losses = [point.score.loss for run in one.runs for point in run.cooled if point.share == 1]
             if losses:
                 sizes[one.non_embedding_parameters] = float(np.mean(losses))

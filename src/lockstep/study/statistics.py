@@ -20,6 +20,10 @@ from lockstep.errors import UserError
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
+FEWEST_DOCUMENTS = 20
+"""A bootstrap over fewer covers far less than it claims."""
+AT_ONCE = 2**22
+"""Documents drawn at a time, over all resamples: a split may have very many."""
 
 Kind = Literal["seeds", "documents"]
 """What an interval is over: other seeds, or other documents scored by the same two runs."""
@@ -65,10 +69,13 @@ def over_documents(ours: NDArray[np.float64], theirs: NDArray[np.float64], weigh
     """
     differences, count = ours - theirs, len(ours)
     effect = float(np.average(differences, weights=weights))
-    if count < 2:
+    if count < FEWEST_DOCUMENTS:
         return Difference(effect, None, None, None, count, "documents")
-    drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
-    means = (differences * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
+    random, rows, parts = np.random.default_rng(0), max(1, AT_ONCE // count), []
+    for start in range(0, RESAMPLES, rows):
+        drawn = random.integers(count, size=(min(rows, RESAMPLES - start), count))
+        parts.append((differences * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1))
+    means = np.concatenate(parts)
     low, high = (float(end) for end in np.quantile(means, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)))
     beyond = min(float((means <= 0).mean()), float((means >= 0).mean()))
     return Difference(effect, low, high, min(1.0, 2 * max(beyond, 1 / RESAMPLES)), count, "documents")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.config.files import load_run
 from lockstep.config.study import StudySpec
-from lockstep.models.registry import specify
+from lockstep.models.registry import absolute, specify
 from lockstep.models.spec import ModelSpec
 from lockstep.study.audit import Audit, audit
 from lockstep.study.audit_rules import FREE, NOTED, covers
@@ -16,6 +16,7 @@ from lockstep.study.audited_run import AuditedRun
 from lockstep.study.match import amount_of, cost_on_meta
 from lockstep.study.place import StudyPlace, seed_of
 from lockstep.study.run_status import run_status
+from lockstep.study.tune import sweep
 from lockstep.training.run_folder import flatten
 
 SEEDS = ("data_seed", "init_seed", "random_seed", "experiment_name")
@@ -50,8 +51,9 @@ def audit_study(place: StudyPlace, study: StudySpec) -> StudyAudit:
     runs = [run for repeat in repeats for run in repeat.runs]
     findings = [f"{one.message}" for repeat in repeats for one in repeat.findings]
     findings += [*other_settings(study, runs), *other_seeds(study, runs), *other_sizes(study, runs)]
+    findings += [*other_models(study, runs), *other_tuning(study, place, runs)]
     notes = dict.fromkeys(note for repeat in repeats for note in repeat.notes)
-    return StudyAudit(tuple(repeats), tuple(findings), tuple(notes))
+    return StudyAudit(tuple(repeats), tuple(findings), (*notes, *place.changes()))
 
 
 def model_of(folder: Path) -> ModelSpec:
@@ -75,6 +77,31 @@ def other_settings(study: StudySpec, runs: Sequence[AuditedRun]) -> Iterator[str
                 continue
             if run.config.get(key) != value:
                 yield f"{key}: {run.config.get(key)} in {run.name}, but the study states {value}"
+
+
+def other_models(study: StudySpec, runs: Sequence[AuditedRun]) -> Iterator[str]:
+    """Runs of another architecture, or with other fields, than their contestant states."""
+    for run in runs:
+        section = study.contestants[contestant_of(run)]
+        trained, stated = load_run(run.folder / "config.yaml").model, absolute(section.architecture)
+        if trained.architecture != stated:
+            yield f"model.architecture: {trained.architecture} in {run.name}, but the study states {stated}"
+            continue
+        model = specify(stated, trained.fields())
+        for key, value in section.fields().items():
+            if specify(stated, {**trained.fields(), key: value}) != model:
+                yield f"model.{key}: {trained.fields().get(key)} in {run.name}, but the study states {value}"
+
+
+def other_tuning(study: StudySpec, place: StudyPlace, runs: Sequence[AuditedRun]) -> Iterator[str]:
+    """Runs with other settings than their contestant's sweep chose."""
+    for run in runs if study.tuning is not None else ():
+        chosen = sweep(study, contestant_of(run), place)
+        best = {} if chosen.best is None else chosen.trials[chosen.best].settings
+        for name, value in best.items():
+            if run.config.get(f"training.{name}") != value:
+                found = run.config.get(f"training.{name}")
+                yield f"training.{name}: {found} in {run.name}, but its tuning chose {value}"
 
 
 def other_seeds(study: StudySpec, runs: Sequence[AuditedRun]) -> Iterator[str]:

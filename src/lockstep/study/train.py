@@ -10,7 +10,7 @@ import torch
 
 from lockstep.config.run import RunSpec
 from lockstep.study.plan import StudyPlan
-from lockstep.study.run_status import divergence
+from lockstep.study.run_status import branches, divergence
 from lockstep.training.run import train_side_by_side
 
 Runs = Sequence[tuple[RunSpec, Path]]
@@ -20,7 +20,7 @@ MEMORY_SHARE = 0.8
 
 def train_runs(runs: Runs, together: bool) -> None:
     """Bring every run to its last step; one that diverged stays as it is, because it would again."""
-    going = [(run, folder) for run, folder in runs if divergence(folder) is None]
+    going = [(run, folder) for run, folder in runs if not any(map(divergence, (folder, *branches(folder))))]
     groups = [going] if together else [[one] for one in going]
     for group in groups:
         if group:

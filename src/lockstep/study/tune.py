@@ -8,7 +8,6 @@ from typing import Any
 
 from lockstep.config.run import RunSpec
 from lockstep.config.study import StudySpec
-from lockstep.errors import UserError
 from lockstep.report.results import Sweep, Trial
 from lockstep.study.contestants import Contestant
 from lockstep.study.place import StudyPlace
@@ -64,15 +63,18 @@ def at_edge(grid: dict[str, tuple[float, ...]], chosen: dict[str, float]) -> tup
     return tuple(name for name, values in grid.items() if chosen[name] in (values[0], values[-1]))
 
 
-def tuned_settings(study: StudySpec, contestant: str, place: StudyPlace) -> dict[str, float]:
-    """What the sweep chose, as dotted keys; nothing where nothing is tuned."""
+def never_tuned(found: Sweep) -> bool:
+    """Whether every trial diverged: then there is nothing to compete with, which is a result too."""
+    return all(one.status == "diverged" for one in found.trials)
+
+
+def tuned_settings(study: StudySpec, contestant: str, place: StudyPlace) -> dict[str, float] | None:
+    """What the sweep chose, as dotted keys: nothing where nothing is tuned, and None where nothing can be chosen."""
     if study.tuning is None:
         return {}
     found = sweep(study, contestant, place)
     if found.best is None:
-        raise UserError(
-            f"contestants.{contestant}: every trial of its tuning diverged; add lower values to tuning.learning_rate"
-        )
+        return None
     return {f"training.{name}": value for name, value in found.trials[found.best].settings.items()}
 
 

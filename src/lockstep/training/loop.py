@@ -85,6 +85,8 @@ class Trainer:
         """
         interval = self.context.run.logging.log_interval
         turn = interval - self.ledger.step % interval
+        # Others may have taken a turn in between, with a setting of their own.
+        torch.set_float32_matmul_precision("high" if self.training.use_tf32 else "highest")
         self.recorder.restart_clock()
         try:
             for _ in range(min(turn, self.last_step - self.ledger.step)):

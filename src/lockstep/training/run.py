@@ -38,7 +38,6 @@ def train_side_by_side(runs: Sequence[tuple[RunSpec, Path]]) -> tuple[list[Conte
     first, _ = runs[0]
     with join_world(first.training.device) as world, contextlib.ExitStack() as held:
         contexts = [make_context(run, folder, world) for run, folder in runs]
-        torch.set_float32_matmul_precision("high" if first.training.use_tf32 else "highest")
         for run, folder in runs if world.is_main else ():
             held.enter_context(locked(folder))
             _refuse_if_asked(run, folder)
@@ -59,6 +58,8 @@ def _train_in_turns(contexts: Sequence[Context], request: StopRequest) -> dict[P
     """Train trunks, or branches of them, each in its context's folder; those that diverged, by folder."""
     stopped: dict[Path, Diverged] = {}
     interrupted: Interrupted | None = None
+    if not contexts:
+        return stopped  # all trunks diverged, and have no branches
     with contextlib.ExitStack() as opened:
         trainers = []
         for context in contexts:

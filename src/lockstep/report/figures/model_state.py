@@ -25,14 +25,15 @@ MEANING = {
 
 
 def state_figures(results: Results) -> Iterator[Figure]:
-    for one in results.contestants:
+    """Numbered by contestant: names may be alike once they are those of files."""
+    for number, one in enumerate(results.contestants, start=1):
         for kind in MEANING:
             pictures = [picture for picture in one.pictures if picture.kind == kind and any(picture.values)]
             if pictures:
-                yield heat_maps(one, kind, pictures)
+                yield heat_maps(one, number, kind, pictures)
 
 
-def heat_maps(one: Contestant, kind: str, pictures: Sequence[Picture]) -> Figure:
+def heat_maps(one: Contestant, number: int, kind: str, pictures: Sequence[Picture]) -> Figure:
     chosen = spread_out(pictures)
     labels = [picture.layer or picture.title for picture in chosen]
     shrunk = [cells(picture.values) for picture in chosen]
@@ -50,7 +51,7 @@ def heat_maps(one: Contestant, kind: str, pictures: Sequence[Picture]) -> Figure
         f"{size[0]} × {size[1]} cells, averaged down." if max(size) > MOST_CELLS else "",
     )
     chart = maps(first, labels, (len(shrunk[0]), len(shrunk[0][0])))
-    return figure(f"model_state-{one.name}-{kind}", f"{first.title}: {one.name}", says, chart, rows)
+    return figure(f"model_state-{number}-{one.name}-{kind}", f"{first.title}: {one.name}", says, chart, rows)
 
 
 def spread_out(pictures: Sequence[Picture]) -> list[Picture]:

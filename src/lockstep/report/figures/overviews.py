@@ -137,7 +137,9 @@ def score_curves(rows: Sequence[Row], look: Look, field: str, form: str) -> alt.
 
 def change_panels(results: Results, measurements: Measurements, look: Look) -> Iterator[Figure]:
     """Of everybody in the baseline's group; a panel for each kind of number that both have."""
-    baseline = results.contestant(results.study.baseline)
+    baseline = next((one for one in results.contestants if one.name == results.study.baseline), None)
+    if baseline is None:
+        return  # it has not begun
     group = [one for one in results.contestants if one.group == baseline.group]
     length = results.study.sequence_length
     for title, unit, good, changes in (
