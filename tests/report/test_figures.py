@@ -22,7 +22,7 @@ from lockstep.report.figures.pareto import front
 from lockstep.report.figures.style import DASHES, PALETTE, SHAPES, Look
 from lockstep.report.figures.tracks import interval
 from lockstep.report.figures.training import MOST_POINTS, reading, thinned
-from lockstep.report.files import pixels, samples_text, table, vector, visible, write_figures
+from lockstep.report.files import pixels, samples_text, spelled_out, table, vector, write_figures
 from lockstep.report.results import Clock, CurvePoint, Fit, Measurements, Results, Tick
 from tests.report.made_up import HOSTILE, STEPS, TOKENS_PER_STEP, made_up_study, masked_study, unfinished_study
 
@@ -443,8 +443,8 @@ def test_samples_cannot_command_a_terminal() -> None:
     assert "\\x1b[31m" in text
     assert "\\u202e" in text
     assert not set(text) & {"\x00", "\x1b", "\u202e"}
-    assert visible("plain\n\ttext é 🧪") == "plain\n\ttext é 🧪"
-    assert visible(visible(HOSTILE)) == visible(HOSTILE)
+    assert spelled_out("plain\n\ttext é 🧪") == "plain\n\ttext é 🧪"
+    assert spelled_out(spelled_out(HOSTILE)) == spelled_out(HOSTILE)
 
 
 def test_the_made_up_study_is_of_one_piece() -> None:

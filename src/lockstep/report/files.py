@@ -94,14 +94,14 @@ def samples_text(results: Results) -> str:
                 if value is not None
             ]
             head = "  ".join([f"=== {one.name}", *numbers])
-            parts.append(f"{head}\nprompt: {visible(sample.prompt)}\n{visible(sample.text)}\n")
+            parts.append(f"{head}\nprompt: {spelled_out(sample.prompt)}\n{spelled_out(sample.text)}\n")
     return "\n".join(parts)
 
 
 DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
-def visible(text: str) -> str:
+def spelled_out(text: str) -> str:
     """Characters that would command a terminal, or turn what follows round, are spelled out: models write anything."""
     return "".join(character if harmless(character) else ascii(character)[1:-1] for character in text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,9 +28,10 @@ class Sentence:
     text: str
 
 
-def joined(parts: Sequence[str]) -> str:
+def joined(parts: Iterable[str]) -> str:
     """a, b and c."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
+    *most, last = [*parts] or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def span(numbers: Sequence[float]) -> str:

@@ -10,8 +10,10 @@ from lockstep.report.figure import Figure
 from lockstep.report.figures.drawing import HEIGHT, ROWS, Chart, Row, brightness, figure, names_in, tooltip
 from lockstep.report.figures.style import GREY, Look
 from lockstep.report.figures.tracks import Metric, interval, number, quality, tracks
-from lockstep.report.figures.words import amount, gaps, listed, sentences
-from lockstep.report.results import Comparison, Contestant, Results
+from lockstep.report.figures.words import amount, gaps, sentences
+from lockstep.report.outcome import baseline_of, compared
+from lockstep.report.results import Contestant, Results
+from lockstep.report.wording import joined
 from lockstep.tables import in_short
 
 
@@ -82,7 +84,7 @@ def best_at_last(rows: Sequence[Row], metric: Metric) -> str:
         (row for row in rows if row["what"] == "mean" and row["share"] == last), key=lambda row: row[metric.field]
     )
     said = [f"{row['contestant']} {row[metric.field]:.4f}" for row in means]
-    text = f"At {means[0]['when']}. {listed(said)} {metric.title}; bars are 95 % intervals over seeds, ticks the seeds."
+    text = f"At {means[0]['when']}. {joined(said)} {metric.title}; bars are 95 % intervals over seeds, ticks the seeds."
     if any(row["low"] is None for row in means):
         text += " Where there is one seed there is no interval."
     return text
@@ -92,46 +94,31 @@ def best_at_last(rows: Sequence[Row], metric: Metric) -> str:
 
 
 def differences(results: Results, look: Look) -> Iterator[Figure]:
-    """One forest per group: everybody against the study's baseline, or the group's first where that is elsewhere."""
+    """One forest per group: everybody against the baseline, or the group's first where it has none."""
     groups = list({one.group: None for one in results.contestants})
     for group in groups:
         members = [one for one in results.contestants if one.group == group]
-        home = results.study.baseline in {one.name for one in members}
-        baseline = results.study.baseline if home else members[0].name
-        rows, metric = difference_rows(results, members, baseline)
+        chosen = baseline_of(results, members) or members[0]
+        baseline, metric = chosen.name, quality(members)
+        rows = forest_rows(results, members, baseline, metric)
         if rows:
-            name = "differences" if home else f"differences_{groups.index(group) + 1}"
+            name = "differences" if baseline == results.study.baseline else f"differences_{groups.index(group) + 1}"
             says = sentences(told(rows, baseline, metric), gaps(members, {*names_in(rows), baseline}))
             chart = forest(rows, look, baseline, metric)
             yield figure(name, f"Difference from {baseline}", says, chart, rows)
 
 
-def difference_rows(results: Results, members: Sequence[Contestant], baseline: str) -> tuple[list[Row], Metric]:
-    """At the end of the budget; where the pair was taken the other way round its signs are turned."""
-    metric = quality(members)
+def forest_rows(results: Results, members: Sequence[Contestant], baseline: str, metric: Metric) -> list[Row]:
+    """At the end of the budget."""
     rows = []
     for one in members:
-        for pair in results.comparisons:
-            if (
-                pair.metric == metric.field
-                and pair.share == 1
-                and {pair.contestant, pair.baseline} == {one.name, baseline}
-            ):
-                rows.append({"contestant": one.name, "baseline": baseline, **signed(pair, pair.contestant == one.name)})
-    return rows, metric
-
-
-def signed(pair: Comparison, as_taken: bool) -> Row:
-    """Effect and interval; an interval that is turned round has its ends exchanged."""
-    ends = (pair.low, pair.high) if as_taken else (minus(pair.high), minus(pair.low))
-    effect = pair.effect if as_taken else -pair.effect
-    about = {"p": pair.p, "p_adjusted": pair.p_adjusted, "samples": pair.samples, "over": pair.kind}
-    verdict = "not separable" if not pair.separable else "better" if effect < 0 else "worse"
-    return {"effect": effect, "low": ends[0], "high": ends[1], **about, "verdict": verdict}
-
-
-def minus(number: float | None) -> float | None:
-    return None if number is None else -number
+        pair = None if one.name == baseline else compared(results, metric.field, one.name, baseline)
+        if pair is not None:
+            verdict = "not separable" if not pair.separable else "better" if pair.effect < 0 else "worse"
+            ends = {"effect": pair.effect, "low": pair.low, "high": pair.high}
+            about = {"p": pair.p, "p_adjusted": pair.p_adjusted, "samples": pair.samples, "over": pair.kind}
+            rows.append({"contestant": one.name, "baseline": baseline, **ends, **about, "verdict": verdict})
+    return rows
 
 
 def forest(rows: Sequence[Row], look: Look, baseline: str, metric: Metric) -> Chart:
@@ -157,7 +144,7 @@ def told(rows: Sequence[Row], baseline: str, metric: Metric) -> str:
     for row in rows:
         reach = "" if row["low"] is None else f" [{row['low']:+.4f}, {row['high']:+.4f}]"
         said.append(f"{row['contestant']} {row['effect']:+.4f}{reach}, {row['verdict']}")
-    over = listed(sorted({f"{amount(row['samples'])} {row['over']}" for row in rows if row["low"] is not None}))
+    over = joined(sorted({f"{amount(row['samples'])} {row['over']}" for row in rows if row["low"] is not None}))
     how = f"with 95 % intervals over {over}" if over else "without intervals, which need a second seed"
     text = f"Against {baseline}, in {metric.title} {how}: {'; '.join(said)}."
     return f"{text} Grey: not separable."

@@ -22,8 +22,9 @@ from lockstep.report.figures.drawing import (
     tooltip,
 )
 from lockstep.report.figures.style import Look
-from lockstep.report.figures.words import amount, gaps, listed, sentences
+from lockstep.report.figures.words import amount, gaps, sentences
 from lockstep.report.results import Measurements, Results, Spread
+from lockstep.report.wording import joined
 from lockstep.tables import in_bytes
 
 CONTEXT = "tokens of context"
@@ -84,7 +85,7 @@ def at_longest(rows: Sequence[Row]) -> str:
         return ""
     there = sorted((row for row in rows if row["length"] == max(shared)), key=lambda row: row["milliseconds"])
     said = [f"{row['contestant']} takes {amount(row['milliseconds'])} ms" for row in there]
-    return f"At {max(shared):,} tokens of context {listed(said)} per token. Bands hold 90 % of the measurements."
+    return f"At {max(shared):,} tokens of context {joined(said)} per token. Bands hold 90 % of the measurements."
 
 
 def names_at(rows: Sequence[Row], length: int) -> set[str]:
@@ -114,7 +115,7 @@ def memory_figures(results: Results, measurements: Measurements, look: Look) -> 
     state = [row for row in rows if row["what"] == HELD["state_bytes"]]
     longest = max(row["length"] for row in state)
     at_end = sorted((row for row in state if row["length"] == longest), key=lambda row: row["bytes"])
-    said = listed([f"{row['contestant']} {in_bytes(row['bytes'])}" for row in at_end])
+    said = joined([f"{row['contestant']} {in_bytes(row['bytes'])}" for row in at_end])
     says = f"After {longest:,} tokens the state of one sequence is {said}. Peaks are beyond the weights."
     says = sentences(says, gaps(results.contestants, names_in(rows)))
     yield figure("inference_memory", "Memory of one sequence", says, held(rows, look), rows)
@@ -152,8 +153,8 @@ def batch_figures(results: Results, measurements: Measurements, look: Look) -> I
         return
     longest = max(row["length"] for row in rows)
     there = sorted((row for row in rows if row["length"] == longest), key=lambda row: row["seconds"])
-    said = listed([f"{row['contestant']} {amount(row['seconds'])} s" for row in there])
-    sizes = listed([f"{size:,}" for size in sorted({row["batch"] for row in rows})])
+    said = joined([f"{row['contestant']} {amount(row['seconds'])} s" for row in there])
+    sizes = joined([f"{size:,}" for size in sorted({row["batch"] for row in rows})])
     says = f"A batch of {sizes} sequences of {longest:,} tokens is read in: {said}."
     says = sentences(says, gaps(results.contestants, names_in(rows)))
     chart = timings(rows, look, f"seconds per batch of {sizes} sequences", "seconds")

@@ -22,8 +22,9 @@ from lockstep.report.figures.drawing import (
 )
 from lockstep.report.figures.style import GREY, Look
 from lockstep.report.figures.tracks import TrackOf, tracks
-from lockstep.report.figures.words import amount, gaps, listed, sentences
+from lockstep.report.figures.words import amount, gaps, sentences
 from lockstep.report.results import Bucket, Results
+from lockstep.report.wording import joined
 
 BUCKET = tooltip("contestant", first=",d", last=",d", tokens=",d", loss=".4f")
 LOSS_TITLE = "loss on the test split, nats per token"
@@ -75,7 +76,7 @@ def longest_said(rows: Sequence[Row], field: str) -> str:
     longest = max(row["length"] for row in rows)
     there = sorted((row for row in rows if row["length"] == longest), key=lambda row: row[field])
     said = [f"{row['contestant']} {amount(row[field])}" for row in there]
-    return f"At {longest:,} tokens the {field} is {listed(said)}."
+    return f"At {longest:,} tokens the {field} is {joined(said)}."
 
 
 # Position.
@@ -96,7 +97,7 @@ def by_position(track: TrackOf, look: Look) -> Iterator[Figure]:
     chart = lines_with_points(rows, look, x, y, BUCKET)
     last = max(row["last"] for row in rows)
     ends = sorted((row for row in rows if row["last"] == last), key=lambda row: row["loss"])
-    said = listed([f"{row['contestant']} {amount(row['loss'])}" for row in ends])
+    said = joined([f"{row['contestant']} {amount(row['loss'])}" for row in ends])
     says = f"At positions {ends[0]['first']:,} to {last:,} the loss is {said} nats per token."
     says = sentences(says, gaps(track.contestants, names_in(rows)))
     yield figure(f"loss_by_position{track.suffix}", f"Loss by position{track.words}", says, chart, rows)
@@ -147,5 +148,5 @@ def repeat_said(rows: Sequence[Row]) -> str:
     for name in {row["contestant"]: None for row in known}:
         far = max((row for row in known if row["contestant"] == name), key=lambda row: row["first"])
         said.append(f"{name} {amount(far['loss'])}")
-    text = f"Where a token was last seen longest ago the loss is {listed(said)} nats per token." if said else ""
+    text = f"Where a token was last seen longest ago the loss is {joined(said)} nats per token." if said else ""
     return sentences(text, f"“{NEW}”: tokens that the sequence had not had before.")

@@ -11,8 +11,9 @@ import altair as alt
 from lockstep.report.figure import Figure
 from lockstep.report.figures.drawing import HEIGHT, ROWS, Chart, Row, figure, names_in, panel_width, tooltip
 from lockstep.report.figures.style import GREY, PARTS, Look, ramp
-from lockstep.report.figures.words import amount, listed
+from lockstep.report.figures.words import amount
 from lockstep.report.results import Contestant, Results
+from lockstep.report.wording import joined
 
 
 def memory_figures(results: Results, look: Look) -> Iterator[Figure]:
@@ -59,7 +60,7 @@ def means_said(holders: Sequence[Contestant], read: Callable[[dict[str, Any]], f
         found = [value for _, probe in probes([one]) if (value := read(probe)) is not None]
         if found:
             said.append(f"{one.name} {amount(sum(found) / len(found))}")
-    return listed(said)
+    return joined(said)
 
 
 # Updates and surprise.

@@ -10,9 +10,11 @@ import altair as alt
 from lockstep.report.figure import Figure
 from lockstep.report.figures.drawing import HEIGHT, ROWS, SHORT, Row, brightness, figure, tooltip
 from lockstep.report.figures.style import GREY, Look
-from lockstep.report.figures.tracks import final_quality, quality, tracks
-from lockstep.report.figures.words import gaps, listed, sentences
+from lockstep.report.figures.tracks import quality, tracks
+from lockstep.report.figures.words import gaps, sentences
+from lockstep.report.outcome import mean_score
 from lockstep.report.results import Contestant, Measured, Measurements, Results
+from lockstep.report.wording import joined
 
 AXES = {
     "decode_milliseconds": "time to write a token after a context of the training length, milliseconds",
@@ -29,7 +31,7 @@ def pareto_figures(results: Results, measurements: Measurements, look: Look) -> 
         metric = quality(track.contestants)
         rows: list[Row] = []
         for one in track.contestants:
-            score = final_quality(one, metric)
+            score = mean_score(one, metric.field)
             if score is not None:
                 costs = costs_of(one, measurements.contestants.get(one.name), results.study.sequence_length)
                 rows.append({"contestant": one.name, "what": "contestant", metric.field: score, **costs})
@@ -104,5 +106,5 @@ def front_said(fronts: dict[str, list[Row]]) -> str:
     }
     for field, rows in fronts.items():
         if rows:
-            said.append(f"{short[field]}: {listed([row['contestant'] for row in rows])}")
+            said.append(f"{short[field]}: {joined([row['contestant'] for row in rows])}")
     return f"Beaten by nobody in both quality and cost, {'; '.join(said)}. The dashed line joins them."

@@ -49,12 +49,6 @@ def number(score: Score, metric: Metric) -> float:
     return found
 
 
-def final_quality(one: Contestant, metric: Metric) -> float | None:
-    """Mean over seeds at the end of the budget."""
-    found = [number(at.score, metric) for run in one.runs for at in run.cooled if at.share == 1]
-    return sum(found) / len(found) if found else None
-
-
 def interval(numbers: Sequence[float]) -> tuple[float, float | None, float | None]:
     """The mean, and the ends of its 95 % interval by Student's t; one number has none."""
     count = len(numbers)

@@ -11,8 +11,9 @@ from lockstep.report.figure import Figure
 from lockstep.report.figures.drawing import HEIGHT, ROWS, SHORT, Chart, Row, brightness, figure, names_in, tooltip
 from lockstep.report.figures.style import Look
 from lockstep.report.figures.tracks import tracks
-from lockstep.report.figures.words import amount, gaps, listed, sentences
+from lockstep.report.figures.words import amount, gaps, sentences
 from lockstep.report.results import Clock, Contestant, CurvePoint, Measurements, Results, Run
+from lockstep.report.wording import joined
 from lockstep.tables import in_short
 
 MOST_POINTS = 100
@@ -143,7 +144,7 @@ def last_losses(contestants: Sequence[Contestant]) -> str:
     if not said:
         return ""
     when = f"After {in_short(tokens.pop())} tokens" if len(tokens) == 1 else "As far as each has come"
-    return f"{when} the validation loss is {listed(said)} nats per token (mean over seeds)."
+    return f"{when} the validation loss is {joined(said)} nats per token (mean over seeds)."
 
 
 def at_end(run: Run) -> int:

@@ -9,8 +9,9 @@ import altair as alt
 from lockstep.report.figure import Figure
 from lockstep.report.figures.drawing import HEIGHT, ROWS, Row, brightness, figure, names_in, tooltip
 from lockstep.report.figures.style import GREY, Look
-from lockstep.report.figures.words import amount, listed, sentences
+from lockstep.report.figures.words import amount, sentences
 from lockstep.report.results import Results, Sweep
+from lockstep.report.wording import joined
 from lockstep.tables import in_short
 
 
@@ -91,10 +92,10 @@ def sweep_said(sweep: Sweep, field: str) -> str:
         said += f"{words(field)} {best.settings.get(field, float('nan')):g}"
         said += f", loss {amount(best.loss)}" if best.loss is not None else ""
     said += ", at the edge of the grid and therefore provisional" if sweep.at_edge else ""
-    return f"{said}{f'; diverged at {listed(lost)}' if lost else ''}."
+    return f"{said}{f'; diverged at {joined(lost)}' if lost else ''}."
 
 
 def spent(sweeps: Sequence[Sweep]) -> str:
     budgets = sorted({(len(sweep.trials), sweep.tokens) for sweep in sweeps})
-    said = listed([f"{trials} trials and {in_short(tokens)} tokens" for trials, tokens in budgets])
+    said = joined([f"{trials} trials and {in_short(tokens)} tokens" for trials, tokens in budgets])
     return f"Rings mark what was chosen. Each had {said}."

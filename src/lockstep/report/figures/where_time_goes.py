@@ -9,8 +9,9 @@ import altair as alt
 from lockstep.report.figure import Figure
 from lockstep.report.figures.drawing import PAGE, ROWS, Row, figure, names_in, tooltip
 from lockstep.report.figures.style import PARTS, Look
-from lockstep.report.figures.words import gaps, listed, sentences
+from lockstep.report.figures.words import gaps, sentences
 from lockstep.report.results import Measurements, Results
+from lockstep.report.wording import joined
 
 WORK = {"training": "a step of training", "prefill": "reading a context", "decode": "writing a token"}
 
@@ -77,4 +78,4 @@ def largest(rows: Sequence[Row]) -> str:
     for name in {row["contestant"]: None for row in there}:
         most = max((row for row in there if row["contestant"] == name), key=lambda row: row["share"])
         said.append(f"{name} {most['part']} ({100 * most['share']:.0f} %)")
-    return f"The largest part of {kind}: {listed(said)}."
+    return f"The largest part of {kind}: {joined(said)}."

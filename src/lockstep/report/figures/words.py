@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from lockstep.report.results import Contestant
+from lockstep.report.wording import joined
 
 
 def amount(number: float) -> str:
@@ -14,12 +15,6 @@ def amount(number: float) -> str:
     return f"{number:.3g}" if abs(number) >= 1e-4 or number == 0 else f"{number:.2e}"
 
 
-def listed(parts: Iterable[str]) -> str:
-    """a, b and c."""
-    *most, last = [*parts] or [""]
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
@@ -27,7 +22,7 @@ def plural(count: int, noun: str) -> str:
 def gaps(contestants: Sequence[Contestant], present: Collection[str]) -> str:
     """Who is not in the picture and why, and whose runs diverged; empty where nothing is amiss."""
     absent = [f"{one.name} ({standing(one)})" for one in contestants if one.name not in present]
-    said = [f"No number for {listed(absent)}."] if absent else []
+    said = [f"No number for {joined(absent)}."] if absent else []
     for one in contestants:
         lost = [run for run in one.runs if run.status == "diverged"]
         if lost and one.name in present:
