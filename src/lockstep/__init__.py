@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.models.registry import architectures, build
-    from lockstep.study.compare import compare_file as compare
+    from lockstep.study.compare import compare
     from lockstep.training.checkpoint import load
 
 __all__ = ["__version__", "architectures", "build", "compare", "load"]
@@ -27,9 +27,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(registry, name)
     if name == "compare":
-        from lockstep.study.compare import compare_file
+        from lockstep.study.compare import compare
 
-        return compare_file
+        return compare
     if name == "load":
         from lockstep.training.checkpoint import load
 

@@ -345,12 +345,13 @@ def _say_verdict(found: tuple[Results, Measurements], folder: Path) -> None:
 def _audit_study(folder: Path) -> None:
     """Repeat by repeat, against what the study itself states."""
     from lockstep.study.audit_tables import token_table
-    from lockstep.study.place import StudyPlace
+    from lockstep.study.place import StudyPlace, seed_of
     from lockstep.study.study_audit import audit_study
 
     place = StudyPlace(folder)
     result = audit_study(place, place.read())
     for repeat in result.repeats:
+        typer.echo(f"repeat with data seed {seed_of(repeat.runs[0].folder)}")
         typer.echo(token_table(repeat))
     for note in result.notes:
         typer.echo(f"note: {note}")

@@ -205,5 +205,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"^{tmp_path}: Is a directory$"):
+    with pytest.raises(UserError, match=f"^{tmp_path}: a folder; name a file in it$"):
         load_run(tmp_path)

@@ -194,7 +194,7 @@ def test_speeds_within_each_others_spread_have_no_fastest() -> None:
     told = verdict(
         study([PLAIN, MEMORY], [WIN]), Measurements(contestants={"transformer++": alike[0], "titans-mac": alike[1]})
     ).about("speed")
-    assert told[0].startswith("Training speed: titans-mac and transformer++ lie within each other's spread")
+    assert told[0].startswith("Training speed: titans-mac and transformer++ cannot be told apart by the spread")
     assert "fastest" not in " ".join(told)
 
 
@@ -216,7 +216,7 @@ def test_the_cost_of_a_common_loss() -> None:
     assert (cost.tokens, cost.flops, cost.seconds) == pytest.approx((75_000, 3e13, 60.0))
     timed = Measurements(contestants={"lstm": measured(seconds=40), "titans-mac": measured(seconds=80)})
     assert verdict(study([slow, quick]), timed).about("cost") == [
-        "Throughput at equal loss: validation loss 3.0000, the highest of the last ones, took "
+        "To come to a validation loss of 3.0000, the highest at the end of training, took "
         "lstm 100K tokens, 20T FLOPs and 40.0 s; titans-mac 75K tokens, 30T FLOPs and 1.0 min."
     ]
     assert cost_of(2.0, quick, None) is None, "never reached"
@@ -230,7 +230,9 @@ def test_certainty_names_edges_sizes_and_kernels() -> None:
     results = study([PLAIN, MEMORY], [WIN], match=None).model_copy(update={"sweeps": (sweep,)})
     told = verdict(results, Measurements(contestants={"titans-mac": measured()})).about("certainty")
     assert told == [
-        "2 pairs of seeds each; intervals are over seeds, paired by the order of the data.",
+        "1 of 1 pair can be told apart, from 2 repeats; sizes are not matched; an optimum lies at the edge of its grid;"
+        " 100K tokens are few.",
+        "2 repeats are planned, each with other seeds; intervals are over those that both have finished.",
         "Differences in bits per byte are judged by their intervals alone, one by one.",
         "Tuned with 2 trials of 5K tokens each.",
         "titans-mac is provisional: its optimum lies at the edge of the grid (training.learning_rate 0.004).",

@@ -271,6 +271,19 @@ def test_another_study_is_not_written_into_this_one(done: Path, tiny_corpus: Pat
         StudyPlace(done).store(tiny_study(tiny_corpus, training={**fields["training"], "train_steps": 9}))
 
 
+def test_a_refused_study_leaves_the_folder_as_it_is(copied: Path, tiny_corpus: Path) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    fields = tiny_study(tiny_corpus).model_dump(mode="json", exclude_unset=True)
+    wider = {**fields["contestants"], "memory": {**fields["contestants"]["memory"], "dim": 32}}
+    for contestants, message in (
+        (wider, "holds a run with model.dim = 16, but 32 is asked for"),
+        ({"memory": fields["contestants"]["memory"]}, r"holds a study with transformer\+\+; contestants and seeds may"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare(validate(StudySpec, {**fields, "contestants": contestants}, "test"), copied)
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+
+
 def test_a_study_may_grow(copied: Path, tiny_corpus: Path) -> None:
     before = (copied / "runs" / "memory.seed-0" / "metrics.jsonl").stat().st_mtime_ns
     study = tiny_study(tiny_corpus)

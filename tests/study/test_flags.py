@@ -92,6 +92,8 @@ def test_flags_go_on_top_of_a_file(tmp_path: Path) -> None:
         ({"wikitext_version": "7"}, r"--wikitext-version 7: expected 2 or 103"),
         ({"wikitext_version": "2", "dataset": "enwik8"}, r"--dataset is enwik8, not wikitext"),
         ({"scale": "huge"}, r"scale: "),
+        ({"segment_len": 32, "contestants": "transformer++,lstm"}, r"--segment-len: no contestant has a segment"),
+        ({"contestants": "lstm,lstm"}, r"each name once"),
         ({"contestants": "titan"}, r"titan"),
         ({"tokenizer": "bert-base-uncased", "dataset": "wikitext"}, r"tokenizer_type"),
     ],

@@ -27,9 +27,9 @@ class SeedsSpec(Spec):
     @model_validator(mode="after")
     def _make_pairs(self) -> SeedsSpec:
         if self.init and len(self.init) != len(self.data):
-            raise ValueError(f"seeds: {len(self.data)} data seeds and {len(self.init)} init seeds make no pairs")
+            raise ValueError(f"{len(self.data)} data seeds and {len(self.init)} init seeds make no pairs")
         if len(set(self.data)) < len(self.data):
-            raise ValueError("seeds.data: each number once; scores are paired by it")
+            raise ValueError("data: each number once; scores are paired by it")
         return self
 
     @property
@@ -44,6 +44,8 @@ def read_seeds(value: Any) -> Any:
         if not 1 <= value <= MOST_REPEATS:
             raise ValueError(f"expected 1 to {MOST_REPEATS} repeats, or a list of seeds")
         return {"data": list(range(value))}
+    if isinstance(value, str):
+        raise ValueError("expected how many repeats, or a list of seeds")
     return {"data": value} if isinstance(value, list | tuple) else value
 
 

@@ -26,10 +26,10 @@ class TuningSpec(Spec):
     @model_validator(mode="after")
     def _is_a_grid(self) -> TuningSpec:
         if not self.grid:
-            raise ValueError("tuning: name what is tried, such as learning_rate: [5e-4, 1e-3, 2e-3]")
+            raise ValueError("name what is tried, such as learning_rate: [5e-4, 1e-3, 2e-3]")
         for name, values in self.grid.items():
             if list(values) != sorted(set(values)):
-                raise ValueError(f"tuning.{name}: expected ascending values, each once")
+                raise ValueError(f"{name}: expected ascending values, each once")
         return self
 
     @property

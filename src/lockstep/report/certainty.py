@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.report.outcome import groups, metric_of, share_of
-from lockstep.report.results import Measurements, Results, Sweep
+from lockstep.report.results import Comparison, Measurements, Results, Sweep
 from lockstep.report.wording import UNITS, Sentence, joined, sentence, span
 from lockstep.tables import in_short
+
+FEW_TOKENS = 100e6
+"""Below which a language model has hardly begun to learn what architectures differ in."""
 
 
 def certainty(results: Results, measurements: Measurements) -> list[Sentence]:
     texts = [
+        told_apart(results),
         seeds_in_words(results),
         correction_in_words(results),
         *tuning_in_words(results.sweeps),
@@ -21,11 +25,37 @@ def certainty(results: Results, measurements: Measurements) -> list[Sentence]:
     return [Sentence("certainty", sentence(text)) for text in texts if text]
 
 
+def told_apart(results: Results) -> str:
+    """The short answer: how many pairs differ for sure, and what speaks against trusting even that."""
+    pairs = ranking_pairs(results)
+    seeds = len(results.study.seeds)
+    count = f"{sum(one.separable and one.kind == 'seeds' for one in pairs)} of {len(pairs)}"
+    noun = "pair" if len(pairs) == 1 else "pairs"
+    answer = f"{count} {noun} can be told apart, from {seeds} {'repeat' if seeds == 1 else 'repeats'}" if pairs else ""
+    doubts = ["sizes are not matched"] if results.study.match is None else []
+    doubts += ["nothing was tuned"] if not results.sweeps else []
+    doubts += ["an optimum lies at the edge of its grid"] if any(one.at_edge for one in results.sweeps) else []
+    doubts += [f"{in_short(results.study.tokens)} tokens are few"] if results.study.tokens < FEW_TOKENS else []
+    return "; ".join(one for one in (answer, *doubts) if one)
+
+
+def ranking_pairs(results: Results) -> list[Comparison]:
+    """Those that verdicts rest on."""
+    found = []
+    for group in groups(results).values():
+        share, names = share_of(group), {one.name for one in group}
+        if share is not None:
+            key = (metric_of(results, group, share), share)
+            every = [one for one in results.comparisons if (one.metric, one.share) == key]
+            found += [one for one in every if {one.contestant, one.baseline} <= names]
+    return found
+
+
 def seeds_in_words(results: Results) -> str:
     """What the intervals are over; one seed says nothing about others."""
     count = len(results.study.seeds)
     if count > 1:
-        return f"{count} pairs of seeds each; intervals are over seeds, paired by the order of the data"
+        return f"{count} repeats are planned, each with other seeds; intervals are over those that both have finished"
     primary = [one for one in results.comparisons if one.low is not None]
     if any(one.kind == "documents" for one in primary):
         return "One seed: intervals are over documents within one run and say nothing about other seeds"

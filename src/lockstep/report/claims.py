@@ -57,6 +57,8 @@ PARTS = {
 }
 """What a contestant may lack, and the field that says so."""
 
+AGREEING = 0.3
+"""How far a difference by profiles may lie off the one by the clock: a profile costs time of its own."""
 FAR_BELOW = 10
 """A model that is so many times smaller says nothing about an ordering of larger ones."""
 WIDE = 0.02
@@ -291,11 +293,19 @@ def _because(claim: Because, measurements: Measurements, ours: Contestant, their
     whole = sum(own.seconds.values()) - sum(other.seconds.values())
     if whole <= 0:
         return untestable(f"{ours.name} does not decode slower than {theirs.name} in the profiles")
+    timed = [_decode_times(measured_of(measurements, one)) for one in (ours, theirs)]
+    gaps = [timed[0][at] - timed[1][at] for at in timed[0] if at in timed[1]]
+    if not any(abs(whole / gap - 1) <= AGREEING for gap in gaps if gap > 0):
+        return untestable("profiles and clock disagree about how much slower it is")
     parts = [part for part in parts_of_difference(own, other) if part.name.startswith(claim.parts)]
     seconds = sum(part.seconds for part in parts)
     told = f"{ours.name}: {milliseconds(seconds)} of {milliseconds(whole)} more than {theirs.name} per token"
     verdict: Outcome = "reproduced" if seconds > whole / 2 else "not reproduced"
     return Tested(told, verdict, f"{100 * seconds / whole:.0f} % of the difference goes into its parts")
+
+
+def _decode_times(measured: Measured | None) -> dict[int, float]:
+    return {at.length: at.decode_seconds.median for at in measured.inference} if measured else {}
 
 
 def _decode_profile(measured: Measured | None) -> Profile | None:

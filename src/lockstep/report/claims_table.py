@@ -11,8 +11,8 @@ from lockstep.report.claim import Because, Better, Changed, Claim, Elsewhere, En
 TITANS = "arXiv 2501.00663"
 MIRAS = "arXiv 2504.13173"
 ATLAS = "arXiv 2505.23735"
-FIRST_COMPARISON = "An earlier comparison of a Titans with a vanilla transformer (seed document 001)"
-BASELINES_GUIDE = "A guide to baselines for Titans and MIRAS (seed document 002)"
+FIRST_COMPARISON = "An earlier comparison of a Titans with a vanilla transformer"
+BASELINES_GUIDE = "A guide to baselines for Titans and MIRAS"
 
 NAMES = {
     "transformer++": "Transformer++",
@@ -202,11 +202,10 @@ COMPARISON = (
         214.105,
         within=0.2,
     ),
-    changed(
+    Elsewhere(
+        FIRST_COMPARISON,
         "Titans takes 0.0 % more memory than the vanilla transformer while it generates, about 1000 MB each",
-        "decode memory",
-        0.0,
-        within=0.01,
+        "its way of counting, which took weights and a library's reserve for memory in use",
     ),
     Elsewhere(
         FIRST_COMPARISON,

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.report.findings import DifferenceRow, difference_rows
 from lockstep.report.outcome import HIGHER_IS_BETTER, compared
 from lockstep.report.results import Measurements, Results, StudyFacts
-from lockstep.report.wording import amount_of, change_of, duration, joined, percent
+from lockstep.report.wording import amount_of, change_of, duration, joined, percent, times
 from lockstep.tables import in_bytes, in_short
 
 
@@ -96,15 +96,24 @@ def cell(results: Results, row: DifferenceRow, name: str) -> Cell:
     if change.difference is None or (name in COSTS and change.ratio is None):
         return Cell("—", notes=(own,))
     if name in COSTS:
-        return Cell(percent(change.ratio - 1), change.ratio - 1, (own,))
+        return Cell(share_of_baseline(change.ratio), change.ratio - 1, (own,))
     pair = compared(results, name, row.name, row.baseline)
+    if pair is None:
+        return Cell("—", notes=(own,))
+    # One decision per pair, by the metric that it was corrected for; the others are told with their intervals.
+    decides, fair = pair.p_adjusted is not None, results.audit is not None and results.audit.passed
     tone = ""
-    if pair is not None and pair.separable and results.audit is not None and results.audit.passed:
+    if decides and fair and pair.separable and pair.kind == "seeds":
         tone = "better" if (change.difference > 0) == (name in HIGHER_IS_BETTER) else "worse"
-    reach = "" if pair is None or pair.low is None or pair.high is None else _reach(name, pair.low, pair.high)
-    apart = "" if pair is None or pair.separable else "not separable"
+    reach = "no interval" if pair.low is None or pair.high is None else _reach(name, pair.low, pair.high)
+    apart = "not separable (Holm)" if decides and not pair.separable else ""
     notes = tuple(note for note in (own, reach, apart) if note)
     return Cell(change_of(name, change.difference), change.difference, notes, tone)
+
+
+def share_of_baseline(ratio: float) -> str:
+    """In percent, or how many times less where nearly nothing is left."""
+    return f"{times(1 / ratio)} times less" if 0 < ratio < 0.01 else percent(ratio - 1)
 
 
 def _reach(metric: str, low: float, high: float) -> str:

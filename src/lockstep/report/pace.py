@@ -69,7 +69,8 @@ def _pace(
         return f"{what}: {first} {show(best.median)}"
     lead = f"{first} is fastest with {show(best.median)}"
     if near:
-        lead = f"{joined([first, *near])} lie within each other's spread; {first} {show(best.median)}"
+        alike = f"{joined([first, *near])} cannot be told apart by the spread of their times"
+        lead = f"{alike}; medians: {first} {show(best.median)}"
     told = []
     for name, one in others:
         ratio = best.median / one.median if faster_is_more else one.median / best.median
@@ -120,6 +121,6 @@ def cost(group: Sequence[Contestant], measurements: Measurements) -> list[Senten
         parts = [f"{in_short(found.tokens)} tokens", f"{in_short(found.flops)} FLOPs"]
         parts += [] if found.seconds is None else [duration(found.seconds)]
         told.append(f"{one.name} {joined(parts)}")
-    head = f"Throughput at equal loss: validation loss {loss:.4f}, the highest of the last ones, took"
+    head = f"To come to a validation loss of {loss:.4f}, the highest at the end of training, took"
     text = f"{head} {'; '.join(told)}"
     return [Sentence("cost", sentence(text))]

@@ -80,7 +80,9 @@ def quality(results: Results, group: Sequence[Contestant]) -> list[Sentence]:
 
 def _when(results: Results, found: Ranking) -> str:
     if found.share == 1 and results.study.finished:
-        return ""
+        names = {one.name for one, _ in found.order}
+        edge = any(one.at_edge for one in results.sweeps if one.contestant in names)
+        return "Provisionally, because an optimum lies at the edge of its grid: " if edge else ""
     return f"So far, at {100 * found.share:.4g} % of the budget: "
 
 

@@ -66,6 +66,8 @@ class Flags:
 SIZES = ("dim", "depth", "heads", "dim_head")
 CHOICES = (*SIZES, "scale", "contestants", "dataset", "segment_len", "use_memory", "use_flex_attn")
 """Flags that ask for a study of their own where no file is given."""
+TITANS_FIELDS = {"segment_len": "segment", "use_memory": "use_memory", "use_flex_attn": "use_flex_attn"}
+"""Flags that speak to Titans alone."""
 PLACES = {
     "batch_size": "data.batch_size",
     "seq_len": "data.max_sequence_length",
@@ -131,6 +133,8 @@ def set_contestants(data: dict[str, Any], flags: Flags) -> None:
     """Names, sizes and the fields of Titans; sizes given by hand are not matched."""
     if flags.contestants is not None:
         names = [name.strip() for name in flags.contestants.split(",") if name.strip()]
+        if len(set(names)) < len(names):
+            raise UserError(f"--contestants {flags.contestants}: each name once")
         known = data.get("contestants") or {}
         data["contestants"] = {name: known.get(name) or {} for name in names}
         data.pop("baseline", None)
@@ -145,9 +149,12 @@ def set_contestants(data: dict[str, Any], flags: Flags) -> None:
     entries = data.get("contestants")
     if not isinstance(entries, dict):
         return  # what is wrong with it is said when the study is validated
+    kinds = {name: find(str((own or {}).get("architecture", name))).model_fields for name, own in entries.items()}
+    for flag, field in TITANS_FIELDS.items():
+        if flag in flags.given and not any(field in kind for kind in kinds.values()):
+            raise UserError(f"--{flag.replace('_', '-')}: no contestant has a {field}; it is a field of Titans")
     for name, section in entries.items():
-        own = dict(section or {})
-        kind = find(str(own.get("architecture", name))).model_fields
+        own, kind = dict(section or {}), kinds[name]
         own |= {key: value for key, value in sizes.items() if key in kind}
         entries[name] = own | titans_fields(flags, own, kind)
 

@@ -62,6 +62,7 @@ class StudyPlace:
         """Write study.yaml, or check that the one already there describes the same study."""
         resolved = self._resolved(study)
         if self.is_study:
+            self._refuse_loss(study)
             self._note_growth(study)
             stored, asked = flatten(read_yaml(self.spec_file)), flatten(json.loads(json.dumps(resolved)))
             free = (*MAY_GROW, *MAY_CHANGE)
@@ -76,6 +77,17 @@ class StudyPlace:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used as a study folder: {error.strerror}") from None
         whole_file(self.spec_file, dump_yaml(resolved))
+
+    def _refuse_loss(self, study: StudySpec) -> None:
+        """Whoever has begun to compete is not left out afterwards."""
+        before = self.read()
+        gone = [name for name in before.contestants if name not in study.contestants]
+        gone += [f"seed {seed}" for seed in before.seeds.data if seed not in study.seeds.data]
+        if gone and any((self.folder / "runs").glob("*/checkpoint-*")):
+            raise UserError(
+                f"{self.folder} holds a study with {', '.join(gone)}; contestants and seeds may be added, but not left"
+                " out; use another --output-dir"
+            )
 
     def _note_growth(self, study: StudySpec) -> None:
         """What is added once results are known is exploration, and the report says so."""

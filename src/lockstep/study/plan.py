@@ -138,7 +138,7 @@ def estimate_rows(plan: StudyPlan) -> list[list[str]]:
     rows.append(["together", in_time(total), "", ""])
     times = total_share(plan)
     if times != 1:
-        rows.append([f"the whole study, {times:.4g} times that", in_time(times * total), "", ""])
+        rows.append([f"all training, {times:.4g} times that", in_time(times * total), "", ""])
     return rows
 
 

@@ -52,12 +52,16 @@ def locked(folder: Path) -> Iterator[None]:
 
 def store_config(folder: Path, resolved: Mapping[str, Any]) -> None:
     """Write config.yaml, or check that the one already there describes the same run."""
-    path = folder / "config.yaml"
     # A start that left no checkpoint binds nobody: its mistake can be mended in place.
-    if not path.exists() or not checkpoint_steps(folder):
-        whole_file(path, dump_yaml(resolved))
-        return
-    stored = flatten(read_yaml(path))
+    if checkpoint_steps(folder) and (folder / "config.yaml").exists():
+        check_config(folder, resolved)
+    else:
+        whole_file(folder / "config.yaml", dump_yaml(resolved))
+
+
+def check_config(folder: Path, resolved: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run by other settings than it was begun with."""
+    stored = flatten(read_yaml(folder / "config.yaml"))
     asked = flatten(json.loads(json.dumps(resolved)))
     # Another split of the same step into micro-batches is the same run, as after running out of memory.
     free = (*MAY_CHANGE, *MICRO_BATCHES) if _step_size(stored) == _step_size(asked) else MAY_CHANGE

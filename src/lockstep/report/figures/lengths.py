@@ -127,7 +127,7 @@ def by_repeat(track: TrackOf, look: Look) -> Iterator[Figure]:
     base = alt.Chart(ROWS).encode(y=y, opacity=brightness())
     lines = base.mark_line().encode(strokeDash=look.unlisted_dash(names)).transform_filter("datum.first != null")
     points = base.mark_point().encode(shape=look.shape(names), tooltip=BUCKET)
-    title = "tokens since the same token stood there last"
+    title = "tokens since the same text of about 8 bytes ended"
     x = alt.X("distance:N", sort=order, title=title, axis=axis)
     chart = alt.layer(lines, points).encode(x=x, color=look.color(names)).properties(width="container", height=HEIGHT)
     says = sentences(repeat_said(rows), gaps(track.contestants, names))
@@ -148,5 +148,6 @@ def repeat_said(rows: Sequence[Row]) -> str:
     for name in {row["contestant"]: None for row in known}:
         far = max((row for row in known if row["contestant"] == name), key=lambda row: row["first"])
         said.append(f"{name} {amount(far['loss'])}")
-    text = f"Where a token was last seen longest ago the loss is {joined(said)} nats per token." if said else ""
-    return sentences(text, f"“{NEW}”: tokens that the sequence had not had before.")
+    text = f"Where the text was last seen longest ago the loss is {joined(said)} nats per token." if said else ""
+    new = f"“{NEW}”: the text of about 8 bytes that ends with the token had not stood in the sequence before."
+    return sentences("By how far back the same text ended: where memory may help.", text, new)

@@ -14,7 +14,7 @@ from lockstep.report.results import Contestant, Picture, Results
 MOST_CELLS = 32
 """Along one side; larger pictures are averaged down."""
 MOST_LAYERS = 4
-LETTER = 6
+LETTER = 5
 """Pixels that a letter of a title takes, about."""
 
 MEANING = {
@@ -35,7 +35,7 @@ def state_figures(results: Results) -> Iterator[Figure]:
 
 def heat_maps(one: Contestant, number: int, kind: str, pictures: Sequence[Picture]) -> Figure:
     chosen = spread_out(pictures)
-    labels = [picture.layer or picture.title for picture in chosen]
+    labels = [picture.layer or "whole model" for picture in chosen]
     shrunk = [cells(picture.values) for picture in chosen]
     rows: list[Row] = [
         {"contestant": one.name, "panel": label, "row": down, "column": across, "value": value}
@@ -51,7 +51,7 @@ def heat_maps(one: Contestant, number: int, kind: str, pictures: Sequence[Pictur
         f"{size[0]} × {size[1]} cells, averaged down." if max(size) > MOST_CELLS else "",
     )
     chart = maps(first, labels, (len(shrunk[0]), len(shrunk[0][0])))
-    return figure(f"model_state-{number}-{one.name}-{kind}", f"{first.title}: {one.name}", says, chart, rows)
+    return figure(f"model_state-{number}-{one.name}-{kind}", f"{one.name}: {first.title}", says, chart, rows)
 
 
 def spread_out(pictures: Sequence[Picture]) -> list[Picture]:
@@ -88,7 +88,7 @@ def maps(picture: Picture, labels: Sequence[str], shape: tuple[int, int]) -> alt
     # Cells of whole pixels: no seams between them.
     high, wide = (size * max(1, side // size) for size in shape)
     scale = alt.Scale(scheme="viridis", type="sqrt")
-    legend = alt.Legend(orient="right", gradientLength=high - 20, format=".2~g", title=None)
+    legend = alt.Legend(orient="bottom", direction="horizontal", gradientLength=wide, format=".2~g", title=None)
     bare = alt.Axis(labels=False, ticks=False, domain=False, grid=False)
     chart = (
         alt.Chart(ROWS)

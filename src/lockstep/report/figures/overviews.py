@@ -24,6 +24,7 @@ from lockstep.report.figures.drawing import (
 from lockstep.report.figures.style import GREY, THEME, Look
 from lockstep.report.figures.tracks import tracks
 from lockstep.report.figures.training import curves, thinned
+from lockstep.report.outcome import common_length, inference_at
 from lockstep.report.results import Contestant, Inference, Measurements, Results
 
 Spec: TypeAlias = dict[str, Any]
@@ -141,12 +142,18 @@ def change_panels(results: Results, measurements: Measurements, look: Look) -> I
     if baseline is None:
         return  # it has not begun
     group = [one for one in results.contestants if one.group == baseline.group]
-    length = results.study.sequence_length
+    length = common_length(measurements, group)
+    after = "" if length is None else f" after {length:,} tokens"
     for title, unit, good, changes in (
         ("Perplexity", "%", "left", quality_changes(results, group, "perplexity")),
         ("Accuracy", "percentage points", "right", quality_changes(results, group, "accuracy")),
-        ("Time to write a token", "%", "left", cost_changes(group, measurements, baseline.name, length, written)),
-        ("Memory while writing", "%", "left", cost_changes(group, measurements, baseline.name, length, held)),
+        (
+            f"Time to write a token{after}",
+            "%",
+            "left",
+            cost_changes(group, measurements, baseline.name, length, written),
+        ),
+        (f"Memory while writing{after}", "%", "left", cost_changes(group, measurements, baseline.name, length, held)),
     ):
         rows = [{"contestant": name, "change": change} for name, change in changes.items()]
         if rows:
@@ -180,14 +187,13 @@ def cost_changes(
     group: Sequence[Contestant],
     measurements: Measurements,
     baseline: str,
-    length: int,
+    length: int | None,
     read: Callable[[Inference], float | None],
 ) -> dict[str, float]:
-    """In percent, at the measured context that is nearest to the training length."""
+    """In percent, after the longest context that all were measured at, as in the table."""
     costs = {}
     for one in group:
-        timed = measurements.contestants.get(one.name)
-        at = min(timed.inference, key=lambda at: abs(at.length - length)) if timed and timed.inference else None
+        at = inference_at(measurements.contestants.get(one.name), length)
         cost = read(at) if at else None
         if cost is not None:
             costs[one.name] = cost
