@@ -232,7 +232,7 @@ def test_certainty_names_edges_sizes_and_kernels() -> None:
     assert told == [
         "1 of 1 pair can be told apart, from 2 repeats; sizes are not matched; an optimum lies at the edge of its grid;"
         " 100K tokens are few.",
-        "2 repeats are planned, each with other seeds; intervals are over those that both have finished.",
+        "2 repeats, each with seeds of its own; intervals are over them, and contestants are paired.",
         "Differences in bits per byte are judged by their intervals alone, one by one.",
         "Tuned with 2 trials of 5K tokens each.",
         "titans-mac is provisional: its optimum lies at the edge of the grid (training.learning_rate 0.004).",

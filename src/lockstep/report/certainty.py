@@ -55,7 +55,8 @@ def seeds_in_words(results: Results) -> str:
     """What the intervals are over; one seed says nothing about others."""
     count = len(results.study.seeds)
     if count > 1:
-        return f"{count} repeats are planned, each with other seeds; intervals are over those that both have finished"
+        which = "contestants are paired" if results.study.finished else "only those that both have finished count"
+        return f"{count} repeats, each with seeds of its own; intervals are over them, and {which}"
     primary = [one for one in results.comparisons if one.low is not None]
     if any(one.kind == "documents" for one in primary):
         return "One seed: intervals are over documents within one run and say nothing about other seeds"
