@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -239,14 +240,8 @@ def audit(
     result = audit_runs(runs, step, varies or ())
     typer.echo(token_table(result))
     typer.echo(f"\n{pivot_table(result)}\n")
-    for note in result.notes:
-        typer.echo(f"note: {note}")
-    for finding in result.findings:
-        typer.echo(f"finding: {finding.message}")
-    if not result.passed:
-        typer.echo(f"audit failed, findings: {len(result.findings)}")
-        raise typer.Exit(1)
-    typer.echo("audit passed" if len(result.runs) > 1 else "audit passed: one run, sound in itself")
+    fair = "audit passed" if len(result.runs) > 1 else "audit passed: one run, sound in itself"
+    _say_audit(result.notes, [finding.message for finding in result.findings], fair)
 
 
 @app.command()
@@ -353,16 +348,22 @@ def _audit_study(folder: Path) -> None:
     for repeat in result.repeats:
         typer.echo(f"repeat with data seed {seed_of(repeat.runs[0].folder)}")
         typer.echo(token_table(repeat))
-    for note in result.notes:
-        typer.echo(f"note: {note}")
-    for finding in result.findings:
-        typer.echo(f"finding: {finding}")
     if not result.repeats:
         raise UserError(f"{folder}: no run is finished yet; nothing to audit")
-    if not result.passed:
-        typer.echo(f"audit failed, findings: {len(result.findings)}")
+    fair = f"audit passed: {len(result.runs)} runs, repeats: {len(result.repeats)}"
+    _say_audit(result.notes, result.findings, fair)
+
+
+def _say_audit(notes: Sequence[str], findings: Sequence[str], passed: str) -> None:
+    """What was found, and exit status 1 where that is anything."""
+    for note in notes:
+        typer.echo(f"note: {note}")
+    for finding in findings:
+        typer.echo(f"finding: {finding}")
+    if findings:
+        typer.echo(f"audit failed, findings: {len(findings)}")
         raise typer.Exit(1)
-    typer.echo(f"audit passed: {len(result.runs)} runs, repeats: {len(result.repeats)}")
+    typer.echo(passed)
 
 
 def _tell(line: str) -> None:
