@@ -172,6 +172,20 @@ def test_learned_positions_end(tiny_corpus: Path, tmp_path: Path) -> None:
     assert 0 < len(results.contestant("gpt2").samples[0].text) < len(results.contestant("lstm").samples[0].text)
 
 
+def test_a_masked_model_is_ranked_with_nobody(tiny_corpus: Path, tmp_path: Path) -> None:
+    bert = {"architecture": "bert", "dim": 16, "depth": 1, "heads": 2}
+    study = changed(
+        tiny_corpus, "evaluation.pseudo_sequences=1", contestants={"a": LSTM, "b": {**LSTM, "dim": 24}, "bert": bert}
+    )
+    results, measured = compare(study, tmp_path)
+    assert findings(results) == ""
+    assert results.contestant("bert").track == "masked"
+    assert {name for one in results.comparisons for name in (one.contestant, one.baseline)} == {"a", "b"}
+    assert all(len(run.cooled) == 2 for run in results.contestant("bert").runs)
+    assert measured.contestants["bert"].inference == (), "it cannot go token by token"
+    assert any("never ranked against causal" in one.text for one in verdict(results, measured).sentences)
+
+
 def other_tokenizer(corpus: Path, *overrides: str) -> StudySpec:
     words = {**LSTM, "settings": {"tokenizer": {"tokenizer_type": "bpe", "vocab_size": 300}}}
     return changed(corpus, *overrides, varies=["tokenizer"], seeds=1, contestants={"bytes": LSTM, "words": words})
