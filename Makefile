@@ -38,6 +38,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/rivals.py
+	$(BIN)/python benchmarks/streaming.py
 
 clean:
 	rm -rf $(VENV) build dist

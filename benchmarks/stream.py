@@ -44,7 +44,7 @@ def stream_seconds(context: Context, steps: int) -> list[float]:
     for step in range(steps):
         started = time.perf_counter()
         windows = context.stream.step(step)
-        batch = context.objective.batch(windows, step)
+        batch = context.batch(windows, step)
         batch.part(0, 1, 0, 1, context.device)
         context.prepared.byte_lengths("train", context.stream.target_places(step)).sum()
         ledger.record(windows, batch.supervised)

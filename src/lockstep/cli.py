@@ -167,6 +167,46 @@ def evaluate(
 
 
 @app.command()
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Architectures, run folders or study folders; transformer++ and titans-mac."
+        ),
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="Tokens of a sequence.")] = "128,256,512,1024",
+    batch_sizes: Annotated[str, typer.Option(help="Sequences read or trained on at once.")] = "1,10",
+    decoded: Annotated[int, typer.Option(min=1, help="Tokens written after each context.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured, after a warm-up.")] = 5,
+    streamed: Annotated[str | None, typer.Option(help="Lengths of a stream, such as 65536,1048576.")] = None,
+    dim: Annotated[int, typer.Option(min=1, help="Width of untrained models.")] = 128,
+    depth: Annotated[int, typer.Option(min=1, help="Their layers.")] = 2,
+    heads: Annotated[int, typer.Option(min=1, help="Their heads.")] = 4,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    output_dir: Annotated[Path, typer.Option(help="Where numbers and picture go.")] = Path("output", "bench"),
+) -> None:
+    """Time and memory of reading, writing and training over lengths and batch sizes; perplexity of trained models."""
+    from lockstep.study.bench import bench as bench_models
+    from lockstep.study.bench import numbers
+    from lockstep.study.bench_cells import BenchSettings
+    from lockstep.study.bench_tables import bench_tables
+
+    settings = BenchSettings(
+        numbers(lengths, "--lengths", 2),
+        numbers(batch_sizes, "--batch-sizes", 1),
+        decoded,
+        rounds,
+        () if streamed is None else numbers(streamed, "--streamed", 1),
+    )
+    sizes = {"dim": dim, "depth": depth, "heads": heads}
+    cells, written = bench_models(names or (), settings, sizes, device, output_dir)
+    typer.echo(bench_tables(cells))
+    if all(cell.value is None for cell in cells if cell.quantity == "perplexity"):
+        typer.echo("\nNothing here is scored, so that the picture has no panel for perplexity.")
+    typer.echo("\n" + "\n".join(map(str, written)))
+
+
+@app.command()
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")],

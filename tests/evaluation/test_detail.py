@@ -47,7 +47,7 @@ def nats_of(windows: list[list[int]]) -> list[list[float]]:
 
 
 def windows_of(data: HeldOut) -> list[list[int]]:
-    return [row for windows, _ in data.read() for row in windows.tolist()]
+    return [row for windows, _, _ in data.read() for row in windows.tolist()]
 
 
 def bucket_of(number: int, longest: int) -> Ends:

@@ -77,14 +77,14 @@ def test_every_token_but_the_first_is_a_target_once(prepared: Prepared, length: 
     data = held_out(prepared, length, batch_size)
     batches = list(data.read())
     tokens = prepared.tokens("valid").astype(np.int64)
-    targets = np.concatenate([windows[:, 1:].ravel() for windows, _ in batches])
-    inputs = np.concatenate([windows[:, :-1].ravel() for windows, _ in batches])
+    targets = np.concatenate([batch.targets.ravel() for batch in batches])
+    inputs = np.concatenate([batch.windows[:, :-1].ravel() for batch in batches])
     assert targets.tolist() == tokens[1:].tolist()
     assert inputs.tolist() == tokens[:-1].tolist()
     assert len(batches) == len(data.batches())
-    assert all(len(windows) <= batch_size and windows.shape[1] <= length + 1 for windows, _ in batches)
+    assert all(len(windows) <= batch_size and windows.shape[1] <= length + 1 for windows, _, _ in batches)
     targets = np.arange(1, len(prepared.tokens("valid")))
-    assert sum(int(lengths.sum()) for _, lengths in batches) == int(prepared.byte_lengths("valid", targets).sum())
+    assert sum(int(batch.lengths.sum()) for batch in batches) == int(prepared.byte_lengths("valid", targets).sum())
 
 
 def test_the_batch_size_does_not_change_the_score(prepared: Prepared) -> None:
@@ -172,7 +172,7 @@ def test_a_hopeless_loss_still_has_a_finite_perplexity() -> None:
 def test_knowing_the_answer_costs_nothing(prepared: Prepared) -> None:
     """The targets are the next tokens: who knows the text scores zero nats, who repeats the input does not."""
     tokens = prepared.tokens("valid").astype(np.int64)
-    following = iter(torch.from_numpy(windows[:, 1:]) for windows, _ in held_out(prepared).read())
+    following = iter(torch.from_numpy(windows[:, 1:]) for windows, _, _ in held_out(prepared).read())
 
     def oracle(inputs: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(next(following), prepared.tokenizer.vocab_size) * 1e4

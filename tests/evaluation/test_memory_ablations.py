@@ -124,7 +124,8 @@ def test_warm_from_no_text_is_intact(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", TITANS)
 def test_fewer_texts_than_sequences_are_used_again(architecture: str) -> None:
     model, tokens, other = random_model(architecture), random_tokens(3, TIME), random_tokens(2, 9, seed=1)
-    rows = [mean_loss(model, tokens[row, None], warm_state(model, other[row % 2, None], 1)) for row in range(3)]
+    alone = [(tokens[row, None], warm_state(model, other[row % 2, None], 1)) for row in range(3)]
+    rows = [mean_loss(model, row, row[:, 1:], state) for row, state in alone]
     scores = score_ablations(model, tokens, other, segment=SEGMENT)
     assert scores["warm"] == pytest.approx(sum(rows) / 3, rel=1e-9)
 

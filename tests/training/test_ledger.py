@@ -107,7 +107,7 @@ def test_the_stream_hash_is_that_of_the_tokens_read(tiny_corpus: Path, tmp_path:
 def test_masked_models_count_what_is_supervised(tiny_corpus: Path, tmp_path: Path) -> None:
     context = train(tiny_run(tiny_corpus, "bert"), tmp_path)
     counted = last_checkpoint(tmp_path).metadata["token_metrics"]
-    batches = [context.objective.batch(context.stream.step(step), step) for step in range(12)]
+    batches = [context.batch(context.stream.step(step), step) for step in range(12)]
     hidden = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
     assert counted["supervised_tokens"] == hidden
     assert 0.05 * 768 < hidden < 0.3 * 768
@@ -118,7 +118,7 @@ def first_step_loss(context: Context, smoothing: float) -> float:
     """The first step's loss, computed from log-probabilities one by one."""
     torch.manual_seed(context.run.seed_for_init)
     model = LanguageModel(context.model_spec)
-    batch = context.objective.batch(context.stream.step(0), 0)
+    batch = context.batch(context.stream.step(0), 0)
     with torch.no_grad():
         log_probabilities = model(torch.from_numpy(batch.inputs)).double().log_softmax(dim=-1)
     summed = 0.0

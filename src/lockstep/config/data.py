@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from lockstep.config.spec import PathText, Spec
+from lockstep.config.tasks import AnyTask
+
+
+def named(tasks: Any) -> Any:
+    """`recall` is short for `{name: recall}`."""
+    return [{"name": one} if isinstance(one, str) else one for one in tasks] if isinstance(tasks, list) else tasks
 
 
 class DataSpec(Spec):
@@ -25,8 +31,17 @@ class DataSpec(Spec):
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the training tokens that are replaced by random ones; held-out text stays as it is."""
 
+    tasks: Annotated[tuple[AnyTask, ...], BeforeValidator(named)] = ()
+    """Generated tasks to train on, alone or among the text of a corpus; one instance fills one sequence."""
+    task_sequences: PositiveInt = 20_000
+    """Training instances, of all tasks together."""
+
     @model_validator(mode="after")
-    def _has_a_corpus(self) -> DataSpec:
-        if self.training_corpus is None and self.source_corpus is None:
-            raise ValueError("data.training_corpus: name a corpus, a text file or a prepared folder")
+    def _has_something_to_read(self) -> DataSpec:
+        if not self.has_text and not self.tasks:
+            raise ValueError("data.training_corpus: name a corpus, a text file or a prepared folder; or add data.tasks")
         return self
+
+    @property
+    def has_text(self) -> bool:
+        return self.training_corpus is not None or self.source_corpus is not None

@@ -28,6 +28,8 @@ class MeasurementsSpec(Spec):
     """Sequences of that batch."""
     rounds: PositiveInt = 5
     """Times that each is measured, after a warm-up."""
+    streamed: Lengths = ()
+    """Lengths of a text that is read in pieces, by models whose state does not grow with it."""
     prompts: tuple[str, ...] = ()
     """What every contestant continues."""
     sample_tokens: NonNegativeInt = 128

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.contestant import ContestantSection
 from lockstep.config.data import DataSpec
+from lockstep.config.evaluate import EvaluateSpec
 from lockstep.config.evaluation import EvaluationSpec
 from lockstep.config.logging import LoggingSpec
 from lockstep.config.match import SCALES, MatchSpec, Scale
@@ -88,6 +89,8 @@ class StudySpec(Spec):
     """What is tuned for each contestant before it competes."""
     varies: tuple[Name, ...] = ()
     """Settings, or sections of them, in which contestants may differ besides their models."""
+    evaluate: EvaluateSpec = EvaluateSpec()
+    """Tasks and texts that trained contestants are tested by: a list of names, or names with knobs."""
     measurements: MeasurementsSpec = MeasurementsSpec()
     baseline: str | None = None
     """Whom the others are compared with first; the first contestant by default."""

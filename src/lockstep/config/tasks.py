@@ -1,17 +1,17 @@
-"""Generated tasks: what they ask, and how hard they are. Whoever trains on one and is tested by it shares these knobs."""
+"""Generated tasks: what they ask, and how hard they are. Training on a task and being tested by it share the knobs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Discriminator, Field, PositiveInt, Tag
 
 from lockstep.config.spec import Spec
 
 
 def one_or_many(value: Any) -> Any:
     """One value where a list may stand."""
-    return (value,) if isinstance(value, int | str) else value
+    return (value,) if isinstance(value, int | float | str) else value
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -41,8 +41,10 @@ class RecallSpec(TaskSpec):
     """Pairs in an instance; each number is a level."""
     vocabulary: Symbols = 128
     """Symbols: half of them keys, half of them values."""
+    questions: PositiveInt = 1
+    """Times that a pair is asked for in training, at most and where there is room; tests ask once."""
     overwrites: Share = 0.0
-    """Share of the keys that are shown again with another value, which is the one asked for."""
+    """Share of the keys that are shown again, with a value drawn anew: the one asked for."""
 
 
 class InductionSpec(TaskSpec):
@@ -67,6 +69,8 @@ class StatesSpec(TaskSpec):
     name: Literal["states"] = "states"
     group: Annotated[tuple[Literal["S3", "A5", "S5"], ...], BeforeValidator(one_or_many), Field(min_length=1)] = ("S5",)
     """The permutations: all of three or five things, or the even ones of five; each group is a level."""
+    elements: PositiveInt = 8
+    """Permutations from one question to the next."""
 
 
 class NoiseSpec(TaskSpec):
@@ -77,7 +81,7 @@ class NoiseSpec(TaskSpec):
     showings: Annotated[int, Field(ge=3)] = 5
     """Times that each key is shown."""
     vocabulary: Symbols = 128
-    corrupted: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0, 0.1, 0.2, 0.3)
+    corrupted: Annotated[tuple[Share, ...], BeforeValidator(one_or_many), Field(min_length=1)] = (0.0, 0.1, 0.2, 0.3)
     """Share of the showings whose value is random; each share is a level."""
     contradicting: Share = 0.0
     """Share of the showings that agree with each other on another value of that key."""
@@ -109,16 +113,18 @@ class BabilongSpec(TaskSpec):
     """Stories of bAbI scattered in real books, our construction after BABILong (Kuratov et al., arXiv 2406.10149)."""
 
     name: Literal["babilong"] = "babilong"
-    tasks: Annotated[tuple[BabiTask, ...], BeforeValidator(one_or_many), Field(min_length=1)] = ("qa1", "qa2", "qa3", "qa4", "qa5")
+    tasks: Annotated[tuple[BabiTask, ...], BeforeValidator(one_or_many), Field(min_length=1)] = (
+        "qa1",
+        "qa2",
+        "qa3",
+        "qa4",
+        "qa5",
+    )
     """Each is a level."""
     source: Literal["ours", "published"] = "ours"
     """`published` takes the samples of BABILong itself from the Hugging Face hub, for tests alone."""
 
 
-AnyTask = Annotated[
-    RecallSpec | InductionSpec | CopyingSpec | StatesSpec | NoiseSpec | NeedlesSpec | BabilongSpec,
-    Field(discriminator="name"),
-]
 TASKS: dict[str, type[TaskSpec]] = {
     "recall": RecallSpec,
     "induction": InductionSpec,
@@ -128,3 +134,25 @@ TASKS: dict[str, type[TaskSpec]] = {
     "needles": NeedlesSpec,
     "babilong": BabilongSpec,
 }
+
+
+def name_of_task(value: Any) -> str | None:
+    """By which the right specification is found."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return name if isinstance(name, str) else None
+
+
+AnyTask = Annotated[
+    Annotated[RecallSpec, Tag("recall")]
+    | Annotated[InductionSpec, Tag("induction")]
+    | Annotated[CopyingSpec, Tag("copying")]
+    | Annotated[StatesSpec, Tag("states")]
+    | Annotated[NoiseSpec, Tag("noise")]
+    | Annotated[NeedlesSpec, Tag("needles")]
+    | Annotated[BabilongSpec, Tag("babilong")],
+    Discriminator(
+        name_of_task,
+        custom_error_type="task_name",
+        custom_error_message=f"expected a task with the name {', '.join(TASKS)}",
+    ),
+]

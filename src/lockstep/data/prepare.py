@@ -31,6 +31,7 @@ from lockstep.data.prepared import (
     token_type,
     tokens_file,
 )
+from lockstep.data.task_corpus import with_tasks
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.data.tokenizers import canonical_kind, make_tokenizer
 from lockstep.errors import UserError
@@ -44,6 +45,14 @@ def prepare(data: DataSpec, tokenizer: TokenizerSpec, *, verify: bool = False) -
 
     What had been done before is checked for its size; `verify` compares every byte with its checksum.
     """
+    if data.tasks:
+        text = prepare_text(data, tokenizer, verify=verify) if data.has_text else None
+        return _verified(with_tasks(data, tokenizer, text), verify)
+    return prepare_text(data, tokenizer, verify=verify)
+
+
+def prepare_text(data: DataSpec, tokenizer: TokenizerSpec, *, verify: bool = False) -> Prepared:
+    """The corpus alone, whatever tasks there may be."""
     reference = choose_corpus(data)
     given = Path(reference).expanduser()
     if is_prepared(given):

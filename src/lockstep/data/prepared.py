@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from lockstep.config.spec import Spec
 from lockstep.data.corpus import SPLITS
+from lockstep.data.masking import IGNORED
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.data.tokenizers import load_tokenizer
 from lockstep.durable import sha256
@@ -48,6 +49,8 @@ class Manifest(Spec):
     eos_id: int
     tokenizer_fingerprint: str
     splits: dict[str, SplitFacts]
+    asked: tuple[str, ...] = ()
+    """Splits in which only some tokens are to be predicted: they have instances of tasks in them."""
 
 
 class Prepared:
@@ -69,12 +72,25 @@ class Prepared:
         return np.memmap(self.folder / tokens_file(split), dtype=dtype, mode="r")
 
     def byte_lengths(self, split: str, places: NDArray[np.integer]) -> NDArray[np.int64]:
-        """How many bytes of the original text the tokens at `places` account for; over a split, all of them."""
+        """How many bytes of the original text the tokens at `places` account for; over a split, all of them.
+
+        Where there are tasks among the text, none: bits per byte would mean nothing.
+        """
+        if split in self.manifest.asked:
+            return np.zeros(places.shape, dtype=np.int64)
         if has_lengths_file(self.manifest.tokenizer_type):
             lengths = np.memmap(self.folder / lengths_file(split), dtype=LENGTH_TYPE, mode="r")
             return np.asarray(lengths[places], dtype=np.int64)
         # Each byte is a token of its own, and a separator stands for none.
         return np.asarray(self.tokens(split)[places] != self.manifest.eos_id, dtype=np.int64)
+
+    def targets(self, split: str, places: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The tokens at `places` as what is to be predicted there: IGNORED where nothing is asked."""
+        tokens = np.asarray(self.tokens(split)[places], dtype=np.int64)
+        if split not in self.manifest.asked:
+            return tokens
+        asked = np.memmap(self.folder / asked_file(split), dtype=np.uint8, mode="r")
+        return np.where(asked[places] > 0, tokens, IGNORED)
 
     def split_bytes(self, split: str) -> int:
         """Bytes of the original text of a split."""
@@ -104,7 +120,9 @@ def open_prepared(folder: Path) -> Prepared:
             raise UserError(f"{folder / MANIFEST}: has no split {split}; {REMEDY}")
         count = manifest.splits[split].tokens
         _expect_size(folder / tokens_file(split), count * token_type(manifest.vocab_size).itemsize)
-        if has_lengths_file(manifest.tokenizer_type):
+        if split in manifest.asked:
+            _expect_size(folder / asked_file(split), count)
+        elif has_lengths_file(manifest.tokenizer_type):
             _expect_size(folder / lengths_file(split), count * LENGTH_TYPE.itemsize)
     tokenizer = load_tokenizer(folder / TOKENIZER)
     if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
@@ -120,6 +138,11 @@ def tokens_file(split: str) -> str:
 def lengths_file(split: str) -> str:
     """The name of a split's byte lengths."""
     return f"{split}.lengths.bin"
+
+
+def asked_file(split: str) -> str:
+    """The name of what says which of a split's tokens are to be predicted."""
+    return f"{split}.asked.bin"
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:

@@ -13,6 +13,7 @@ from lockstep.data.corpus import Corpus
 from lockstep.data.gpt2 import gpt2_tokenizer
 from lockstep.data.library_tokenizer import LIBRARY_FILE, LibraryTokenizer, from_library_file
 from lockstep.data.locations import appearing_whole, cache_folder
+from lockstep.data.symbol_tokenizer import SymbolTokenizer
 from lockstep.data.tokenizer_base import DEFINITION, Tokenizer
 from lockstep.data.tokenizer_training import (
     train_bpe,
@@ -30,15 +31,22 @@ TRAINING_RULE = 1
 """Changed when a training recipe changes, so that cached tokenizers of the old one are not taken."""
 
 
-def make_tokenizer(spec: TokenizerSpec, corpus: Corpus) -> Tokenizer:
+def make_tokenizer(spec: TokenizerSpec, corpus: Corpus | None) -> Tokenizer:
     """The tokenizer that `spec` names; a trained one is trained once per corpus, kind and size."""
     if spec.tokenizer_type == "bytes":
         return ByteTokenizer()
+    if spec.tokenizer_type == "symbols":
+        return SymbolTokenizer(spec.vocab_size or 0)
     if spec.tokenizer_type == "gpt2":
         return _of_size(gpt2_tokenizer(spec.path), spec)
     if spec.tokenizer_type == "file":
         path = Path(str(spec.path)).expanduser()
         return _of_size(from_library_file("file", path / LIBRARY_FILE if path.is_dir() else path), spec)
+    if corpus is None:
+        raise UserError(
+            f"tokenizer.tokenizer_type {spec.tokenizer_type} is trained on text, of which there is none beside"
+            " data.tasks; take bytes, gpt2, file or symbols, or add data.training_corpus"
+        )
     kind, size = canonical_kind(spec.tokenizer_type), trained_size(spec)
     folder = cache_folder() / "tokenizers" / f"{kind}-{size or 'all'}-{corpus.digest[:12]}-{TRAINING_RULE}"
     if not folder.is_dir():
@@ -82,6 +90,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         kind = definition["kind"]
         if kind == "bytes":
             return ByteTokenizer()
+        if kind == "symbols":
+            return SymbolTokenizer(definition["vocab_size"])
         if kind == "character":
             return CharacterTokenizer(definition["alphabet"])
         library = (folder / LIBRARY_FILE).read_text(encoding="utf-8")

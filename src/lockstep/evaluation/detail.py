@@ -115,10 +115,10 @@ class DocumentSums:
 
 @torch.no_grad()
 def score_in_detail(predict: Predict, data: HeldOut, device: torch.device, progress: Progress | None = None) -> Detail:
-    """What `score_causal` gives, to the last bit, and its breakdowns."""
+    """What `score_causal` gives of text, to the last bit, and its breakdowns."""
     score, positions, repeats, documents = LanguageScore(), Tally(), Tally(), DocumentSums.of(data)
     ngram = repeated_tokens(data.prepared, data.split)
-    for windows, lengths in data.read(progress):
+    for windows, _, lengths in data.read(progress):
         batch = torch.from_numpy(windows).to(device)
         logits = predict(batch[:, :-1])
         score.add(logits, batch[:, 1:], lengths)

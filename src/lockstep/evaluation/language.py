@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +63,17 @@ class LanguageScore:
         }
 
 
+class HeldOutBatch(NamedTuple):
+    """Windows that are scored at once."""
+
+    windows: NDArray[np.int64]
+    """[batch, time + 1]"""
+    targets: NDArray[np.int64]
+    """[batch, time]: all tokens but the first, IGNORED where a task asks for nothing."""
+    lengths: NDArray[np.int64]
+    """[batch, time]: bytes of the targets."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldOut:
     """A split as windows to be scored."""
@@ -85,12 +97,13 @@ class HeldOut:
             groups.append((np.array([whole * self.length]), rest))
         return groups
 
-    def read(self, progress: Progress | None = None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Tokens [batch, time + 1] and the byte lengths of the targets [batch, time]."""
+    def read(self, progress: Progress | None = None) -> Iterator[HeldOutBatch]:
         tokens, batches = self.prepared.tokens(self.split), self.batches()
         for done, (starts, length) in enumerate(batches, start=1):
             index = starts[:, None] + np.arange(length + 1)
-            yield tokens[index].astype(np.int64), self.prepared.byte_lengths(self.split, index[:, 1:])
+            targets = self.prepared.targets(self.split, index[:, 1:])
+            lengths = self.prepared.byte_lengths(self.split, index[:, 1:])
+            yield HeldOutBatch(tokens[index].astype(np.int64), targets, lengths)
             if progress is not None:
                 progress(done / len(batches))
 
@@ -101,9 +114,9 @@ def score_causal(
 ) -> LanguageScore:
     """Next-token scores."""
     score = LanguageScore()
-    for windows, lengths in data.read(progress):
-        batch = torch.from_numpy(windows).to(device)
-        score.add(predict(batch[:, :-1]), batch[:, 1:], lengths)
+    for windows, targets, lengths in data.read(progress):
+        inputs = torch.from_numpy(windows[:, :-1]).to(device)
+        score.add(predict(inputs), torch.from_numpy(targets).to(device), lengths)
     return score
 
 
@@ -113,7 +126,7 @@ def score_masked(
 ) -> LanguageScore:
     """Scores of hidden tokens, at masks fixed per window; not comparable with next-token scores."""
     score, first = LanguageScore(), 0
-    for windows, lengths in data.read(progress):
+    for windows, _, lengths in data.read(progress):
         # A window's targets, so that byte lengths and tokens stand side by side.
         inputs, targets = hide(windows[:, 1:], probability, data.prepared.tokenizer, first)
         first += len(windows)
@@ -145,7 +158,7 @@ def score_pseudo(
     mask_id, special_ids = data.prepared.tokenizer.mask_id, data.prepared.tokenizer.special_ids
     assert mask_id is not None
     score = LanguageScore()
-    for window, lengths in replace(data, batch_size=1).read(progress):
+    for window, _, lengths in replace(data, batch_size=1).read(progress):
         row = torch.from_numpy(window[0, 1:]).to(device)
         eligible = np.flatnonzero(~np.isin(window[0, 1:], list(special_ids)))
         for hidden in torch.from_numpy(eligible).to(device).split(data.batch_size):

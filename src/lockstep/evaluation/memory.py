@@ -32,7 +32,7 @@ def measure_memory(
     """
     if not neural_memories(model):
         return None
-    windows, lengths = next(replace(data, batch_size=2 * SEQUENCES, sequences=2 * SEQUENCES).read())
+    windows, targets, lengths = next(replace(data, batch_size=2 * SEQUENCES, sequences=2 * SEQUENCES).read())
     read = (len(windows) + 1) // 2
     tokens, other = torch.from_numpy(windows).to(device).tensor_split([read])
     bytes_, time = int(lengths[:read].sum()), tokens.shape[1] - 1
@@ -40,7 +40,8 @@ def measure_memory(
     probes = [probe.as_dict() for probe in probe_memory(model, tokens[:, :-1])]
     if progress is not None:
         progress(0.5)
-    losses = score_ablations(model, tokens, other[:, :-1] if len(other) else None, segment=segment)
+    asked = torch.from_numpy(targets[:read]).to(device)
+    losses = score_ablations(model, tokens, other[:, :-1] if len(other) else None, segment=segment, targets=asked)
     bits = read * time / math.log(2) / bytes_ if bytes_ else math.nan
     scores = {kind: {"loss": loss, "bits_per_byte": loss * bits} for kind, loss in losses.items()}
     if progress is not None:

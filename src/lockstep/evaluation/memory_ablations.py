@@ -6,6 +6,7 @@ was trained without it: an ablation says how much this model leans on its memory
 
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from lockstep.evaluation.memory_hooks import ablated, neural_memories
 from lockstep.memory import MemoryState
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.loss import token_losses
+from lockstep.models.loss import IGNORED, token_losses
 from lockstep.models.mixers.memory_as_context import ContextState
 from lockstep.models.mixers.neural_memory import Ablation, NeuralState
 from lockstep.models.state import State, select
@@ -22,7 +23,7 @@ from lockstep.models.state import State, select
 
 @torch.inference_mode()
 def score_ablations(
-    model: LanguageModel, tokens: Tensor, other: Tensor | None = None, *, segment: int
+    model: LanguageModel, tokens: Tensor, other: Tensor | None = None, *, segment: int, targets: Tensor | None = None
 ) -> dict[str, float]:
     """Mean next-token loss in nats over tokens [batch, time + 1], by what was done to the memory:
 
@@ -32,24 +33,28 @@ def score_ablations(
     - reset: before every `segment` tokens the memory is as it was at the beginning, while caches and tails go on;
     - warm: the memory has read `other` [rows, time] before, of which all else knows nothing.
 
-    What cannot be done is absent: without a memory all but intact, without other text warm.
+    What cannot be done is absent: without a memory all but intact, without other text warm. The targets [batch, time]
+    are the tokens themselves unless given: a task asks for some of them only.
     """
-    scores = {"intact": mean_loss(model, tokens)}
+    loss = partial(mean_loss, model, tokens, tokens[:, 1:] if targets is None else targets)
+    scores = {"intact": loss()}
     if not neural_memories(model):
         return scores
     for kind in get_args(Ablation):
         with ablated(model, kind):
-            scores[kind] = mean_loss(model, tokens)
-    scores["reset"] = mean_loss(model, tokens, segment=segment)
+            scores[kind] = loss()
+    scores["reset"] = loss(segment=segment)
     if other is not None:
         batch, time = tokens.shape
-        scores["warm"] = mean_loss(model, tokens, warm_state(model, other, batch, capacity=time))
+        scores["warm"] = loss(warm_state(model, other, batch, capacity=time))
     return scores
 
 
-def mean_loss(model: LanguageModel, tokens: Tensor, state: State | None = None, segment: int | None = None) -> float:
-    """Nats per token of tokens [batch, time + 1] after `state`, the memory being reset before every further segment."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+def mean_loss(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, state: State | None = None, segment: int | None = None
+) -> float:
+    """Nats per target of tokens [batch, time + 1] after `state`, the memory being reset before each further segment."""
+    inputs = tokens[:, :-1]
     batch, time = inputs.shape
     state = model.initial_state(batch, capacity=time) if state is None else state
     losses = []
@@ -57,7 +62,7 @@ def mean_loss(model: LanguageModel, tokens: Tensor, state: State | None = None, 
         now = slice(start, start + (segment or time))
         logits, state = model.step(inputs[:, now], reset_memory(model, state) if start else state)
         losses.append(token_losses(logits, targets[:, now]))
-    return torch.cat(losses, dim=1).double().mean().item()
+    return torch.cat(losses, dim=1).double().sum().item() / int((targets != IGNORED).sum())
 
 
 def reset_memory(model: LanguageModel, state: State) -> State:

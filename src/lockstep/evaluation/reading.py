@@ -24,3 +24,4 @@ def read_in_pieces(model: LanguageModel, tokens: Tensor, piece: int = PIECE) -> 
     for start in range(0, tokens.shape[1], piece):
         logits, state = model.step(tokens[:, start : start + piece].to(device), state)
         yield start, logits
+        del logits  # whoever asked has had it; the next piece must not lie beside it

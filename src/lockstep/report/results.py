@@ -99,6 +99,68 @@ class AtLength(Record):
     bits_per_byte: float | None
 
 
+class AtContext(Record):
+    """The same test tokens after more or less context, mean over seeds."""
+
+    context: int
+    """Tokens read before them."""
+    tokens: int
+    loss: float
+    perplexity: float
+
+
+class Band(Record):
+    """Answers to what stands between two depths; 0 is the beginning of an instance, 1 its end."""
+
+    first: float
+    last: float
+    answers: int
+    right: int
+
+
+class TaskRun(Record):
+    """What one repeat answered."""
+
+    data_seed: int
+    answers: int
+    right: int
+
+
+class TaskScore(Record):
+    """Answers to one level of a task at one length."""
+
+    task: str
+    level: str
+    length: int
+    chance: float
+    """Share of right answers of somebody who guesses among all that are possible."""
+    runs: tuple[TaskRun, ...]
+    bands: tuple[Band, ...]
+    """Over all seeds."""
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        return tuple(run.right / run.answers for run in self.runs)
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over seeds."""
+        return sum(self.accuracies) / len(self.runs)
+
+
+class CommonsenseScore(Record):
+    """On one set of questions, mean over seeds."""
+
+    set: str
+    metric: str
+    """accuracy; accuracy by length, where likelihoods are divided by the bytes of an answer; perplexity."""
+    value: float
+    standard_error: float | None
+    """Over the questions."""
+    examples: int
+    chance: float | None
+
+
 class Sample(Record):
     """What the first seed's model wrote."""
 
@@ -149,6 +211,11 @@ class Contestant(Record):
     positions: tuple[Bucket, ...] = ()
     repeats: tuple[Bucket, ...] = ()
     lengths: tuple[AtLength, ...] = ()
+    beyond: tuple[Bucket, ...] = ()
+    """Positions in one long text, far beyond the training length."""
+    contexts: tuple[AtContext, ...] = ()
+    tasks: tuple[TaskScore, ...] = ()
+    commonsense: tuple[CommonsenseScore, ...] = ()
     memory: dict[str, Any] | None = None
     """Probes and ablations of the first seed's model (`evaluation.memory`); None without a memory."""
     samples: tuple[Sample, ...] = ()
@@ -199,6 +266,18 @@ class Inference(Record):
     state_bytes: int
 
 
+class Streamed(Record):
+    """A long text read in pieces, one sequence, and a few tokens decoded after it."""
+
+    length: int
+    seconds: float
+    """From the first token on."""
+    peak_bytes: int
+    """The most that was held at once beyond the weights until then."""
+    decode_seconds: Spread
+    decode_peak_bytes: int
+
+
 class BatchTime(Record):
     """Seed 003's measure: a batch of sequences read at once."""
 
@@ -223,6 +302,7 @@ class Measured(Record):
     clocks: tuple[Clock, ...] = ()
     inference: tuple[Inference, ...] = ()
     batches: tuple[BatchTime, ...] = ()
+    streamed: tuple[Streamed, ...] = ()
     profiles: tuple[Profile, ...] = ()
     training_peak_bytes: int | None = None
     """Of one forward and backward of a micro-batch, beyond the weights."""

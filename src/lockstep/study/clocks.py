@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.evaluation.timing import spread
-from lockstep.report.results import BatchTime, Clock, Inference, Measured, Profile, Spread, Tick
+from lockstep.report.results import BatchTime, Clock, Inference, Measured, Profile, Spread, Streamed, Tick
 from lockstep.study.run_results import found_in
 from lockstep.study.run_status import run_status
 from lockstep.training.run_folder import read_log
@@ -21,7 +21,8 @@ MOST_TICKS = 60
 def measured_of(folders: Sequence[Path]) -> Measured:
     """All repeats' clocks, and what was measured of the first repeat's model."""
     metadata: dict[str, Any] = next((found for one in folders if (found := run_status(one).metadata)), {})
-    inference, profiled = (found_in(folders[0], name, "measured") for name in ("inference", "profile"))
+    names = ("inference", "streamed", "profile")
+    inference, streamed, profiled = (found_in(folders[0], name, "measured") for name in names)
     clocks = (clock(folder) for folder in folders)
     return Measured(
         device=str(metadata.get("device")),
@@ -29,6 +30,7 @@ def measured_of(folders: Sequence[Path]) -> Measured:
         clocks=tuple(one for one in clocks if one is not None),
         inference=tuple(Inference(**one) for one in inference.get("inference", ())),
         batches=tuple(BatchTime(**one) for one in inference.get("batches", ())),
+        streamed=tuple(Streamed(**one) for one in streamed.get("streamed", ())),
         profiles=tuple(Profile(**one) for one in profiled.get("profiles", ())),
         training_peak_bytes=profiled.get("training_peak_bytes"),
     )

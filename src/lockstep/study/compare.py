@@ -17,9 +17,10 @@ from lockstep.report.write import write_report
 from lockstep.study.collect import collect
 from lockstep.study.contestants import Contestant
 from lockstep.study.flags import QUICK
-from lockstep.study.measure import Subject, measure_run
+from lockstep.study.measure import measure_run
 from lockstep.study.place import StudyPlace
 from lockstep.study.plan import StudyPlan, plan_study, plan_table
+from lockstep.study.subject import Subject
 from lockstep.study.train import fit_together, train_runs
 from lockstep.study.tune import sweep, tune, tuned_settings
 from lockstep.training.checkpoint import checkpoint_steps
@@ -121,7 +122,8 @@ def measure_all(found: Sequence[Contestant], place: StudyPlace) -> None:
         for one, number, data_seed in work:
             folder = place.run(one.name, data_seed)
             run = load_run(folder / "config.yaml")
-            measure_run(Subject(run, folder, one.prepared, device, study.measurements), first=number == 0)
+            subject = Subject(run, folder, one.prepared, device, study.measurements, study.evaluate)
+            measure_run(subject, first=number == 0)
             progress.add(1)
 
 

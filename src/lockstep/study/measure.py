@@ -2,71 +2,34 @@
 
 runs/<run>/evaluations/test.json                 score on the test split, and its breakdowns; in decay branches too
 runs/<run>/evaluations/lengths.json              at other lengths
+runs/<run>/evaluations/{beyond,commonsense}.json, evaluations/<task>.json   what the study's `evaluate` names
 runs/<run>/evaluations/{memory,samples,pictures}.json   of the first repeat
-runs/<run>/measured/{inference,profile}.json     seconds and bytes, of the first repeat
+runs/<run>/measured/{inference,streamed,profile}.json   seconds and bytes, of the first repeat
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import torch
 
-from lockstep.config.measurements import MeasurementsSpec
-from lockstep.config.run import RunSpec
-from lockstep.data.prepare import Prepared
-from lockstep.durable import whole_file
 from lockstep.evaluation.detail import score_in_detail
 from lockstep.evaluation.inference import longest, measure_batch, measure_inference, measure_training_peak
-from lockstep.evaluation.language import HeldOut, score_causal, score_masked, score_pseudo
+from lockstep.evaluation.language import score_causal, score_masked, score_pseudo
 from lockstep.evaluation.memory import measure_memory
 from lockstep.evaluation.parts import profile
 from lockstep.evaluation.pictures import pictures as draw_pictures
 from lockstep.evaluation.samples import write_sample
+from lockstep.evaluation.streaming import measure_streaming
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.sampling import Sampling
+from lockstep.study.evaluations import tests
 from lockstep.study.run_status import branches, run_status
-from lockstep.training.checkpoint import WEIGHTS, load, resolve_checkpoint
+from lockstep.study.subject import Found, Subject, keep
 from lockstep.training.loop import AUTOCAST
 from lockstep.training.optimizers import build_optimizers
-from lockstep.training.provenance import provenance
 
 SHOWN_TOKENS = 48
 """Of the test split, in pictures."""
 SAMPLING = Sampling(temperature=0.8, seed=0)
-Found = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A finished run, its newest model loaded when it is first asked for."""
-
-    run: RunSpec
-    folder: Path
-    prepared: Prepared
-    device: torch.device
-    spec: MeasurementsSpec
-
-    @property
-    def length(self) -> int:
-        return self.run.data.max_sequence_length
-
-    def model(self) -> LanguageModel:
-        return load(self.folder).to(self.device)
-
-    def held_out(self, length: int | None = None, sequences: int | None = None) -> HeldOut:
-        size = self.run.evaluation.batch_size or self.run.data.batch_size
-        return HeldOut(self.prepared, "test", length or self.length, size, sequences or self.spec.sequences)
-
-    def first_tokens(self, count: int) -> torch.Tensor:
-        """Of the test split, which is read again from its start where it is shorter."""
-        tokens = np.resize(self.prepared.tokens("test")[:count], count).astype(np.int64)
-        return torch.from_numpy(tokens)[None].to(self.device)
 
 
 def measure_run(subject: Subject, first: bool) -> None:
@@ -79,31 +42,8 @@ def measure_run(subject: Subject, first: bool) -> None:
     asked = subject.spec.model_dump(mode="json")
     for name, keys, find in EVERY_REPEAT if not first else (*EVERY_REPEAT, *FIRST_REPEAT):
         keep(subject.folder, name, {key: asked[key] for key in keys}, subject, find)
-
-
-def keep(
-    folder: Path,
-    name: str,
-    asked: Mapping[str, Any],
-    subject: Subject,
-    find: Callable[[Subject, LanguageModel], Found | None],
-) -> None:
-    """Write what `find` finds of the folder's newest model, unless that has been done."""
-    checkpoint, place = resolve_checkpoint(folder), folder / name
-    about = {
-        "checkpoint": checkpoint.label,
-        "weights": checkpoint.metadata["files"][WEIGHTS],
-        "asked": dict(asked),
-        **provenance(subject.device),
-    }
-    if place.exists():
-        known = json.loads(place.read_text(encoding="utf-8"))
-        if all(known.get(key) == about[key] for key in ("weights", "asked")):
-            return
-    here = Subject(subject.run, folder, subject.prepared, subject.device, subject.spec)
-    found = find(here, here.model())
-    place.parent.mkdir(exist_ok=True)
-    whole_file(place, json.dumps({**about, "found": found}) + "\n")
+    for name, knobs, test in tests(subject):
+        keep(subject.folder, f"evaluations/{name}.json", knobs.model_dump(mode="json"), subject, test)
 
 
 def test_score(subject: Subject, model: LanguageModel) -> Found:
@@ -114,6 +54,8 @@ def test_score(subject: Subject, model: LanguageModel) -> Found:
         pseudo = score_pseudo(model, few, subject.device).as_dict()
         masked = score_masked(model, data, subject.device, subject.run.training.mlm_probability).as_dict()
         return {"score": pseudo, "masked": masked}
+    if data.split in subject.prepared.manifest.asked:
+        return {"score": score_causal(model, data, subject.device).as_dict()}
     detail = score_in_detail(model, data, subject.device)
     documents = detail.documents
     sums = {name: getattr(documents, name).tolist() for name in ("nats", "tokens", "bytes")}
@@ -138,6 +80,11 @@ def at_lengths(subject: Subject, model: LanguageModel) -> Found | None:
             data = subject.held_out(length, enough)
             found.append({"length": length, **score_causal(model, data, subject.device).as_dict()})
     return {"lengths": found}
+
+
+def streamed(subject: Subject, model: LanguageModel) -> Found:
+    found = measure_streaming(model, subject.spec.streamed, subject.device) if model.causal else None
+    return {"streamed": [one.as_dict() for one in found or ()]}
 
 
 def memory(subject: Subject, model: LanguageModel) -> Found | None:
@@ -200,6 +147,7 @@ FIRST_REPEAT = (
     ("evaluations/samples.json", ("prompts", "sample_tokens"), samples),
     ("evaluations/pictures.json", (), pictures),
     ("measured/inference.json", ("contexts", "decoded", "batch_lengths", "batch_size", "rounds"), inference),
+    ("measured/streamed.json", ("streamed",), streamed),
     ("measured/profile.json", ("rounds",), profiles),
 )
 """File, the settings that decide what is in it, and who finds it."""

@@ -24,7 +24,7 @@ from lockstep.training.context import absolute
 from lockstep.training.run_folder import MAY_CHANGE, flatten
 
 RESULTS, MEASURED, CHANGES = "results.json", "measured.json", "added.txt"
-MAY_GROW = ("baseline", "contestants", "measurements", "seeds", "side_by_side", "varies")
+MAY_GROW = ("baseline", "contestants", "evaluate", "measurements", "seeds", "side_by_side", "varies")
 """What may be changed in a study that has begun; the runs that exist are guarded one by one."""
 
 

@@ -14,6 +14,7 @@ from lockstep.models.state import state_bytes
 from lockstep.progress import showing
 from lockstep.study.contestants import Contestant, contestants
 from lockstep.study.estimate import Estimate, estimate
+from lockstep.study.evaluations import check_tests
 from lockstep.study.match import cost_on_meta
 from lockstep.tables import aligned, in_bytes, in_short, in_time
 from lockstep.training.distribution import World, find_device
@@ -66,6 +67,8 @@ def plan_study(study: StudySpec) -> StudyPlan:
     """Prepare the corpus, solve the sizes, and time a few layers of each contestant."""
     found = contestants(study)
     first = found[0]
+    for tokenizer in {one.prepared.tokenizer.fingerprint: one.prepared.tokenizer for one in found}.values():
+        check_tests(study.evaluate, study.data, tokenizer)
     run = study.run_of(first.name)
     length, batch = study.data.max_sequence_length, study.data.batch_size
     stream = TokenStream(first.prepared.tokens("train"), length, run.effective_batch_size, run.seed_for_data)

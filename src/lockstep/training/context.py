@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from lockstep.config.run import RunSpec
 from lockstep.data.corpora import names as corpus_names
+from lockstep.data.masking import IGNORED
 from lockstep.data.prepare import Prepared, prepare
 from lockstep.data.prepared import TOKENIZER
-from lockstep.data.stream import Noise, TokenStream
+from lockstep.data.stream import Noise, TokenStream, Windows
 from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
 from lockstep.models.registry import absolute as absolute_name
@@ -23,7 +24,7 @@ from lockstep.models.spec import ModelSpec
 from lockstep.training.checkpoint import Checkpoint
 from lockstep.training.distribution import World, find_device
 from lockstep.training.learning_rate import Cooling
-from lockstep.training.objective import Objective, make_objective
+from lockstep.training.objective import Objective, StepBatch, make_objective
 from lockstep.training.plan import Plan, make_plan
 
 MOST_LAYERS = 2**14
@@ -45,6 +46,11 @@ class Context:
     folder: Path
     cooling: Cooling | None = None
     """Set in a decay branch, whose folder lies inside the trunk's."""
+
+    def batch(self, windows: Windows, step: int) -> StepBatch:
+        """What a step, whose windows are the stream's, asks of the model."""
+        asked = self.prepared.targets("train", self.stream.target_places(step)) != IGNORED
+        return self.objective.batch(windows, asked, step)
 
     @property
     def name(self) -> str:

@@ -107,7 +107,7 @@ class Trainer:
         rate = learning_rate_at(index, self.training, context.plan.steps, context.cooling)
         set_learning_rate(self.optimizers, rate)
         windows = context.stream.step(index)
-        batch = context.objective.batch(windows, index)
+        batch = context.batch(windows, index)
         micros = self.training.gradient_accumulation_steps
         nats = torch.zeros((), device=context.device)
         for micro in range(micros):

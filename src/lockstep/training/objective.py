@@ -43,10 +43,13 @@ class Objective:
     tokenizer: Tokenizer
     seed: int
 
-    def batch(self, windows: Windows, step: int) -> StepBatch:
-        """Inputs and targets of a step; masks depend on seed and step alone, never on rank or world size."""
+    def batch(self, windows: Windows, asked: NDArray[np.bool_], step: int) -> StepBatch:
+        """Inputs and targets of a step; masks depend on seed and step alone, never on rank or world size.
+
+        asked [sequences, length]: whether the next token is to be predicted; a task asks for some of them only.
+        """
         if not self.masked:
-            return StepBatch(windows[:, :-1], windows[:, 1:], windows[:, 1:].size)
+            return StepBatch(windows[:, :-1], np.where(asked, windows[:, 1:], IGNORED), int(asked.sum()))
         mask_id = self.tokenizer.mask_id
         assert mask_id is not None
         inputs, targets = mask_tokens(
@@ -71,6 +74,8 @@ def make_objective(run: RunSpec, causal: bool, tokenizer: Tokenizer) -> Objectiv
     if stated is not None and (stated == "masked_lm") != masked:
         kind = "causal" if causal else "bidirectional"
         raise UserError(f"training.objective is {stated}, but {run.model.architecture} is {kind}")
+    if masked and run.data.tasks:
+        raise UserError(f"data.tasks are asked of causal models, and {run.model.architecture} is bidirectional")
     if masked and tokenizer.mask_id is None:
         raise UserError(
             f"tokenizer.tokenizer_type {run.tokenizer.tokenizer_type} has no mask token, which"

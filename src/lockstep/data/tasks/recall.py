@@ -10,7 +10,8 @@ import numpy as np
 
 from lockstep.config.tasks import RecallSpec
 from lockstep.data.randomness import Draws
-from lockstep.data.tasks.task import Instance, Task, Tokens, symbols
+from lockstep.data.tasks.asking import shown_then_asked
+from lockstep.data.tasks.task import Instance, Task, symbols
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.errors import UserError
 
@@ -46,25 +47,20 @@ class Recall(Task):
         keys = self.keys[draws.distinct(len(self.keys), pairs)]
         given = self.values[draws.below(len(self.values), len(order))]
         shown = np.stack([keys[order], given], axis=1).ravel()
-        last = {int(key): place for place, key in enumerate(order)}
-        tokens, answers = np.full(length, self.blank), np.zeros(length, dtype=np.int64)
-        tokens[: len(shown)] = shown
-        asked, places = draws.order(pairs), self._places(draws, length - len(shown), pairs) + len(shown)
-        for question, (key, place) in enumerate(zip(asked, places, strict=True), start=1):
-            tokens[place : place + 2] = keys[key], given[last[int(key)]]
-            answers[place + 1] = question
-        depths = tuple(2 * last[int(key)] / length for key in asked)
-        candidates = (len(self.values),) * pairs
+        last = np.zeros(pairs, dtype=np.int64)
+        np.maximum.at(last, order, np.arange(len(order)))
+        tokens, answers, asked = shown_then_asked(
+            draws, shown, keys, given[last], self.blank, length, self._rounds(split)
+        )
+        depths = tuple(2 * int(place) / length for place in last[asked])
+        candidates = (len(self.values),) * len(asked)
         return Instance(tokens, answers, depths, level, candidates, shown.tobytes())
+
+    def _rounds(self, split: str) -> int:
+        return self.spec.questions if split == "train" else 1
 
     def _pairs(self, level: str) -> int:
         return int(level.split()[0])
 
     def _overwritten(self, pairs: int) -> int:
         return round(self.spec.overwrites * pairs)
-
-    def _places(self, draws: Draws, room: int, pairs: int) -> Tokens:
-        """Where questions begin within `room` tokens: two tokens each, none upon another, every choice as likely."""
-        # Questions are points among the blanks: choose which of (blanks + questions) things are questions.
-        things = np.sort(draws.distinct(room - pairs, pairs))
-        return things + np.arange(pairs)

@@ -33,7 +33,7 @@ class Instance:
     answers: NDArray[np.int64]
     """[length]: 0 where nothing is asked; 1, 2, ... where the token is a part of the first, second, ... answer."""
     depths: tuple[float, ...]
-    """Per answer, where that stands which it asks for: 0 the beginning, 1 the end. The latest place where it has many."""
+    """Per answer, where that stands which it asks for: 0 the beginning, 1 the end; of several places the latest."""
     level: str
     candidates: tuple[int, ...]
     """Per answer, how many equally likely answers there are: one guessed among them is right once in so many times."""

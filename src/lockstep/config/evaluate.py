@@ -1,0 +1,70 @@
+"""What trained contestants are tested by, besides their score on held-out text.
+
+evaluate: [recall, lengths]
+evaluate: {recall: {pairs: [8, 64]}, lengths: {times: 16}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import model_validator
+
+from lockstep.config.commonsense import CommonsenseSpec
+from lockstep.config.lengths import LengthsSpec
+from lockstep.config.spec import Spec, validate
+from lockstep.config.tasks import (
+    TASKS,
+    AnyTask,
+    BabilongSpec,
+    CopyingSpec,
+    InductionSpec,
+    NeedlesSpec,
+    NoiseSpec,
+    RecallSpec,
+    StatesSpec,
+)
+
+
+class EvaluateSpec(Spec):
+    """A list of names, or names with knobs; what is not named is not done."""
+
+    recall: RecallSpec | None = None
+    """Associative recall."""
+    induction: InductionSpec | None = None
+    """What followed a symbol the first time."""
+    copying: CopyingSpec | None = None
+    """Selective copying."""
+    states: StatesSpec | None = None
+    """State tracking."""
+    noise: NoiseSpec | None = None
+    """Recall from noisy showings."""
+    needles: NeedlesSpec | None = None
+    """Needles in a haystack."""
+    babilong: BabilongSpec | None = None
+    """Stories in books."""
+    lengths: LengthsSpec | None = None
+    """Held-out text far beyond the training length."""
+    commonsense: CommonsenseSpec | None = None
+    """LAMBADA, HellaSwag, WinoGrande, BoolQ and ARC."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_alone_will_do(cls, given: Any) -> Any:
+        if isinstance(given, list | tuple):
+            given = dict.fromkeys(given)
+        if isinstance(given, dict):
+            return {name: {} if knobs is None else knobs for name, knobs in given.items()}
+        return given
+
+    def tasks(self, trained: Sequence[AnyTask]) -> tuple[AnyTask, ...]:
+        """Those to be tested by; one that was trained on has the same knobs, unless it is said otherwise."""
+        known: dict[str, Any] = {one.name: one.model_dump(exclude_unset=True) for one in trained}
+        asked: list[AnyTask] = [spec for name in TASKS if (spec := getattr(self, name)) is not None]
+        return tuple(
+            validate(
+                type(one), {**known.get(one.name, {}), **one.model_dump(exclude_unset=True)}, f"evaluate.{one.name}"
+            )
+            for one in asked
+        )
