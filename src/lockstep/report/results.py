@@ -272,8 +272,12 @@ class Streamed(Record):
     length: int
     seconds: float
     """From the first token on."""
+    tokens_per_second: float
     peak_bytes: int
     """The most that was held at once beyond the weights until then."""
+    process_peak_bytes: int | None
+    """The most that the process grew by until then; None where the system does not tell."""
+    state_bytes: int
     decode_seconds: Spread
     decode_peak_bytes: int
 

@@ -122,7 +122,11 @@ def own_settings(study: StudySpec, name: str, folder: Path) -> dict[str, Any]:
 def buckets(folders: Sequence[Path], name: str, file: str = "test") -> tuple[Bucket, ...]:
     """One breakdown over all repeats, the tokens of all of them together."""
     every = [
-        [detail.Bucket(one["first"], one["last"], one["tokens"], one["tokens"] * one["loss"]) for one in found]
+        [
+            detail.Bucket(one["first"], one["last"], one["tokens"], one["tokens"] * one["loss"])
+            for one in found
+            if one["loss"] is not None
+        ]
         for folder in folders
         if (found := found_in(folder, file).get(name))
     ]

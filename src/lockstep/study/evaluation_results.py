@@ -61,6 +61,8 @@ def contexts(folders: Sequence[Path]) -> tuple[AtContext, ...]:
             by_context.setdefault(one["context"], []).append(one)
     found = []
     for context, same in sorted(by_context.items()):
+        if any(one["loss"] is None for one in same):
+            continue  # it was not finite
         loss = float(np.mean([one["loss"] for one in same]))
         tokens = sum(one["tokens"] for one in same)
         found.append(AtContext(context=context, tokens=tokens, loss=loss, perplexity=float(np.exp(loss))))
