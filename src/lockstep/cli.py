@@ -153,13 +153,22 @@ def evaluate(
     ] = None,
     split: Annotated[list[str] | None, typer.Option(help="valid or test; both by default.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also probe and ablate the model's memory.")] = False,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Test by this instead: recall, or 'needles: {lengths: [1024, 4096]}'.")
+    ] = None,
     override: Overrides = None,
 ) -> None:
-    """Score a checkpoint on held-out text: loss, perplexity, bits per byte, accuracy."""
+    """Score a checkpoint on held-out text: loss, perplexity, bits per byte, accuracy; or test it by tasks."""
     from lockstep.evaluation.memory import memory_table
     from lockstep.study.evaluate import evaluate_run, score_table
 
     folder = run_folder(config, override)
+    if task:
+        from lockstep.study.run_tests import asked_for, run_tests, tests_table
+
+        typer.echo(tests_table(run_tests(folder, checkpoint, asked_for(task), output_dir, override or ())))
+        if split is None and not memory:
+            return
     results = evaluate_run(folder, checkpoint, tuple(split or ("valid", "test")), output_dir, override or (), memory)
     typer.echo(score_table(results))
     if memory:
@@ -337,9 +346,10 @@ def prepare(
 
 @app.command("list")
 def list_() -> None:
-    """What there is: architectures, corpora, tokenizers, scales."""
+    """What there is: architectures, corpora, tasks, tokenizers, scales."""
     from typing import get_args
 
+    from lockstep.config.evaluate import EvaluateSpec
     from lockstep.config.match import SCALES
     from lockstep.config.tokenizer import TokenizerType
     from lockstep.data.corpora import CORPORA
@@ -352,6 +362,9 @@ def list_() -> None:
     typer.echo("corpora")
     for name, corpus in CORPORA.items():
         typer.echo(f"  {name:17s} {corpus.description}")
+    typer.echo("tasks")
+    for name, field in EvaluateSpec.model_fields.items():
+        typer.echo(f"  {name:17s} {field.description}")
     typer.echo(f"tokenizers\n  {', '.join(get_args(TokenizerType))}")
     typer.echo("scales")
     for name, scale in SCALES.items():

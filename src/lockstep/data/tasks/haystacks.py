@@ -22,6 +22,7 @@ from lockstep.data.corpus import Corpus
 from lockstep.data.locations import appearing_whole, cache_folder
 from lockstep.data.prepared import token_type
 from lockstep.data.randomness import Draws
+from lockstep.data.symbol_tokenizer import SymbolTokenizer
 from lockstep.data.tasks.task import Tokens
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.errors import UserError
@@ -169,6 +170,8 @@ def encode_text(tokenizer: Tokenizer, text: str) -> Tokens:
 
 def require_spelling(tokenizer: Tokenizer, texts: Iterable[str], task: str) -> None:
     """Raise where a tokenizer cannot write one of these: an answer that it cannot tell from another is no answer."""
+    if tokenizer.kind == SymbolTokenizer.kind:
+        raise UserError(f"{task}: made of text, and tokenizer_type symbols has none; take bytes, bpe or gpt2")
     for text in texts:
         back = tokenizer.decode(encode_text(tokenizer, text).tolist())
         if "".join(back.split()).lower() != "".join(text.split()).lower():
