@@ -22,6 +22,8 @@ from lockstep.report.results import (
     Score,
     Spread,
     StudyFacts,
+    TaskRun,
+    TaskScore,
     Tick,
     Track,
 )
@@ -191,3 +193,17 @@ def measured(
 
 
 NOTHING = Measurements(contestants={})
+
+
+def answered(
+    task: str,
+    level: str,
+    length: int,
+    right: Sequence[int],
+    answers: int = 100,
+    chance: float = 0.01,
+    **fields: Any,
+) -> TaskScore:
+    """So many right answers of each seed."""
+    runs = tuple(TaskRun(data_seed=seed, answers=answers, right=one) for seed, one in enumerate(right))
+    return TaskScore(task=task, level=level, length=length, chance=chance, runs=runs, bands=fields.get("bands", ()))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from lockstep.report.results import (
+    AtContext,
     AtLength,
     AuditResult,
+    Band,
     BatchTime,
     Bucket,
     Clock,
+    CommonsenseScore,
     Comparison,
     Contestant,
     Cooled,
@@ -30,8 +33,11 @@ from lockstep.report.results import (
     Sample,
     Score,
     Spread,
+    Streamed,
     StudyFacts,
     Sweep,
+    TaskRun,
+    TaskScore,
     Tick,
     Trial,
 )
@@ -48,6 +54,10 @@ Metric = Literal["loss", "bits_per_byte", "perplexity", "accuracy"]
 FINAL = {"transformer++": 3.02, "titans-mac": 2.97, "gated-deltanet": 2.985, "lstm": 3.31, "bert": 2.6}
 """Loss at the end, before the seed's luck; anybody else lies between."""
 HOSTILE = '<script>alert(1)</script> & "quotes" \u202egnirts\u202c e\u0301 \U0001f9ea \u0000\u001b[31m </textarea>'
+
+
+UNASKED: dict[str, Any] = {"tasks": (), "beyond": (), "contexts": (), "commonsense": ()}
+"""Of a contestant that was not tested, or cannot be."""
 
 
 def made_up_study(
@@ -80,6 +90,7 @@ def unfinished_study() -> tuple[Results, Measurements]:
         "positions": (),
         "repeats": (),
         "lengths": (),
+        **UNASKED,
         "memory": None,
         "samples": (),
         "pictures": (),
@@ -98,11 +109,11 @@ def unfinished_study() -> tuple[Results, Measurements]:
 def masked_study() -> tuple[Results, Measurements]:
     """Two that read from left to right, and one of another track that is never ranked against them."""
     results, measurements = made_up_study(("transformer++", "gated-deltanet", "bert"))
-    own = {"track": "masked", "group": "masked", "decoding_flops_per_token": None, "samples": ()}
+    own = {"track": "masked", "group": "masked", "decoding_flops_per_token": None, "samples": (), **UNASKED}
     entries = tuple(one.model_copy(update=own) if one.name == "bert" else one for one in results.contestants)
     pairs = tuple(one for one in results.comparisons if "bert" not in (one.contestant, one.baseline))
     timed = dict(measurements.contestants)
-    timed["bert"] = timed["bert"].model_copy(update={"inference": ()})
+    timed["bert"] = timed["bert"].model_copy(update={"inference": (), "streamed": ()})
     changed = {"contestants": entries, "comparisons": pairs}
     return checked(results.model_copy(update=changed)), Measurements(contestants=timed)
 
@@ -201,6 +212,10 @@ def contestant(name: str, seeds: int, share: float) -> Contestant:
             for a, b in repeats
         ),
         lengths=tuple(at_length(length, final, worse=attends) for length in LENGTHS),
+        beyond=tuple(beyond(final, worse=attends)),
+        contexts=tuple(after(context, final, worse=attends) for context in (16, 64, 256, 1024, 4096)),
+        tasks=tuple(tasks(name, seeds)),
+        commonsense=tuple(commonsense(name)),
         memory=memory() if name.startswith("titans") else None,
         samples=samples(name),
         pictures=tuple(pictures(name)),
@@ -213,6 +228,89 @@ def at_length(length: int, final: float, worse: bool) -> AtLength:
     return AtLength(
         length=length, loss=loss, perplexity=math.exp(loss), bits_per_byte=loss / math.log(2) / BYTES_PER_TOKEN
     )
+
+
+# Tests of trained contestants.
+
+MEMORY = {"transformer++": 1.0, "titans-mac": 0.95, "gated-deltanet": 0.8, "lstm": 0.2}
+"""How well a contestant remembers what it has read; anybody else lies between."""
+
+
+def tasks(name: str, seeds: int) -> Iterator[TaskScore]:
+    """Recall at the training length, needles beyond it, and a task of one level."""
+    for pairs in (4, 8, 16):
+        yield task_score(name, seeds, "recall", f"{pairs} pairs", LENGTH, 1 / 64, difficulty=math.log2(pairs) - 2)
+    yield task_score(name, seeds, "induction", "induction", LENGTH, 1 / 64, difficulty=1)
+    for length in (LENGTH // 2, LENGTH, 4 * LENGTH, 16 * LENGTH):
+        for hard, level in enumerate(("passkey", "word")):
+            yield task_score(name, seeds, "needles", level, length, 1e-5, hard + math.log2(length / LENGTH))
+
+
+def task_score(
+    name: str, seeds: int, task: str, level: str, length: int, chance: float, difficulty: float, answers: int = 200
+) -> TaskScore:
+    """What stands deeper is answered a little better; who attends forgets only beyond the training length."""
+    memory = MEMORY.get(name, 0.6)
+    fall = max(0.0, difficulty) * (0.35 if name == "transformer++" and length > LENGTH else 0.25 * (1.1 - memory))
+    base = max(0.0, min(1.0, memory * (1 - fall)))
+    edges = np.linspace(0, 1, 6)
+    shares = [[base * (0.88 + 0.12 * float(last)) * (1 - 0.02 * seed) for last in edges[1:]] for seed in range(seeds)]
+    right = [[round(share * answers / 5) for share in own] for own in shares]
+    return TaskScore(
+        task=task,
+        level=level,
+        length=length,
+        chance=chance,
+        runs=tuple(TaskRun(data_seed=seed, answers=answers, right=sum(own)) for seed, own in enumerate(right)),
+        bands=tuple(
+            Band(first=float(a), last=float(b), answers=seeds * answers // 5, right=sum(own[place] for own in right))
+            for place, (a, b) in enumerate(pairwise(edges))
+        ),
+    )
+
+
+def beyond(final: float, worse: bool) -> Iterator[Bucket]:
+    for power in range(15):
+        first, last = (2**power // 2 + 1, 2**power)
+        far = max(0.0, math.log2(last / LENGTH))
+        loss = final + 1.9 / first**0.5 + (0.4 if worse else -0.01) * far
+        yield Bucket(first=first, last=last, tokens=4 * (last - first + 1), loss=loss)
+
+
+def after(context: int, final: float, worse: bool) -> AtContext:
+    loss = final + 1.5 / context**0.5 + (0.4 if worse else 0.0) * max(0.0, math.log2(context / LENGTH))
+    return AtContext(context=context, tokens=256, loss=loss, perplexity=math.exp(loss))
+
+
+def commonsense(name: str) -> Iterator[CommonsenseScore]:
+    better = 0.05 * MEMORY.get(name, 0.6)
+    for asked, chance, metrics in (
+        ("hellaswag", 0.25, ("accuracy", "accuracy by length")),
+        ("boolq", 0.5, ("accuracy",)),
+        ("arc_easy", 0.25, ("accuracy", "accuracy by length")),
+    ):
+        for metric in metrics:
+            yield CommonsenseScore(
+                set=asked, metric=metric, value=chance + better, standard_error=0.02, examples=500, chance=chance
+            )
+    words: dict[str, Any] = {"set": "lambada_openai", "examples": 500, "chance": None}
+    yield CommonsenseScore(metric="perplexity", value=900 - 4000 * better, standard_error=80.0, **words)
+    yield CommonsenseScore(metric="accuracy", value=better, standard_error=0.01, **words)
+
+
+def streamed(entry: Contestant, pace: float, attends: bool) -> Iterator[Streamed]:
+    for length in (1024, 4096, 16384):
+        state = entry.state_bytes[length]
+        yield Streamed(
+            length=length,
+            seconds=4e-5 * pace * length,
+            tokens_per_second=1 / (4e-5 * pace),
+            peak_bytes=int(3e6 * pace + 1.1 * state),
+            process_peak_bytes=None,
+            state_bytes=state,
+            decode_seconds=spread(1e-3 * pace * (1 + (length / 2048 if attends else 0))),
+            decode_peak_bytes=int(1e6 + 1.2 * state),
+        )
 
 
 def samples(name: str) -> tuple[Sample, ...]:
@@ -415,6 +513,7 @@ def measured(entry: Contestant) -> Measured:
         clocks=tuple(clock(run, pace) for run in entry.runs),
         inference=tuple(inference),
         batches=tuple(BatchTime(length=at, batch=16, seconds=spread(3e-4 * pace * at)) for at in LENGTHS[:4]),
+        streamed=tuple(streamed(entry, pace, attends)),
         profiles=tuple(profiles(entry.name, pace)),
         training_peak_bytes=int(9e7 * pace),
     )

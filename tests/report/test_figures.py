@@ -20,11 +20,11 @@ from lockstep.report.figures.model_state import cells
 from lockstep.report.figures.overviews import overviews, quality_changes
 from lockstep.report.figures.pareto import front
 from lockstep.report.figures.style import DASHES, PALETTE, SHAPES, Look
-from lockstep.report.figures.tracks import interval
 from lockstep.report.figures.training import MOST_POINTS, reading, thinned
 from lockstep.report.files import pixels, samples_text, spelled_out, table, vector, write_figures
+from lockstep.report.intervals import student
 from lockstep.report.results import Clock, CurvePoint, Fit, Measurements, Results, Tick
-from tests.report.made_up import HOSTILE, STEPS, TOKENS_PER_STEP, made_up_study, masked_study, unfinished_study
+from tests.report.made_up import HOSTILE, STEPS, TOKENS_PER_STEP, UNASKED, made_up_study, masked_study, unfinished_study
 
 
 def named(results: Results, measurements: Measurements) -> dict[str, Figure]:
@@ -66,7 +66,9 @@ def test_a_figure_without_data_is_left_out() -> None:
         update={
             "comparisons": (),
             "sweeps": (),
-            "contestants": tuple(one.model_copy(update={"runs": (), "pictures": ()}) for one in results.contestants),
+            "contestants": tuple(
+                one.model_copy(update={"runs": (), "pictures": (), **UNASKED}) for one in results.contestants
+            ),
         }
     )
     names = named(bare, Measurements(contestants={}))
@@ -177,7 +179,7 @@ def test_cooled_points_have_the_mean_and_the_interval_of_their_seeds() -> None:
     # t of two degrees of freedom at 97.5 %, from a table.
     assert mean["high"] - mean["low"] == pytest.approx(2 * 4.30265 * statistics.stdev(bits) / math.sqrt(3), rel=1e-5)
     assert [row["bits_per_byte"] for row in rows_of(figure, contestant="lstm", what="seed", share=1.0)] == bits
-    assert interval([1.5]) == (1.5, None, None)
+    assert student([1.5]) == (1.5, None, None)
 
 
 def test_without_bytes_the_loss_is_compared() -> None:
@@ -408,7 +410,7 @@ def test_images_of_an_unfinished_study(tmp_path: Path) -> None:
 def test_nothing_at_all_writes_nothing(tmp_path: Path) -> None:
     results, _ = made_up_study(("lstm",), seeds=1)
     bare = results.contestants[0].model_copy(
-        update={"runs": (), "samples": (), "pictures": (), "positions": (), "repeats": (), "lengths": ()}
+        update={"runs": (), "samples": (), "pictures": (), "positions": (), "repeats": (), "lengths": (), **UNASKED}
     )
     empty = results.model_copy(update={"contestants": (bare,), "comparisons": (), "sweeps": ()})
     nothing = Measurements(contestants={})

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise, permutations
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser
 
+from lockstep.report.beside import beside_published
 from lockstep.report.difference_table import COSTS, SCORES
 from lockstep.report.drawing import MOST_ROWS
 from lockstep.report.figures import figures
@@ -143,6 +145,24 @@ def test_every_figure_is_drawn_once_with_its_caption_and_files(seen: Callable[[s
         assert figure.locator("a").count() == 3
         rows = figure.locator("tbody tr").count()
         assert rows == len(one.rows) if len(one.rows) <= MOST_ROWS else MOST_ROWS / 2 < rows <= MOST_ROWS
+
+
+# Tests of trained contestants.
+
+
+def test_published_numbers_stand_beside_ours(seen: Callable[[str], Opened]) -> None:
+    page = seen("whole").page
+    tables = beside_published(made_up_study()[0])
+    assert page.locator("#recall table caption").filter(has_text="ours with 95 %").count() == len(tables) > 0
+    theirs = page.locator("#recall tbody tr").filter(has_text="arXiv 2501.00663, table 2").first
+    assert theirs.locator("td").all_inner_texts() == ["—", "—", "—", "99.2", "98.8", "99.0", "98.4"]
+    ours = page.locator("#recall tbody tr").filter(has_text="here").first
+    assert [text.split()[0] for text in ours.locator("td").all_inner_texts()] == [
+        *("88.5", "88.5", "82.0", "—", "75.5", "—", "—")
+    ]
+    assert seen("bare").page.locator("#recall table").count() == 0
+    assert "No task was asked" in seen("bare").page.inner_text("#recall")
+    assert "No questions" in seen("bare").page.inner_text("#commonsense")
 
 
 # Differences.
@@ -364,7 +384,33 @@ CONTRAST = """(selector) => {
 }"""
 
 
-TEXTS = ("h1", "p", "li", "td", "th", "dt", "dd", "figcaption", "a", "label", "svg text", "summary")
+PLAIN_SVG = "svg :not([class*=cell_numbers]) > text"
+"""Numbers in coloured cells stand on those, not on the page."""
+TEXTS = ("h1", "p", "li", "td", "th", "dt", "dd", "figcaption", "a", "label", PLAIN_SVG, "summary")
+
+IN_CELLS = """() => {
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(c => c / 255)
+            .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    return [...document.querySelectorAll('[class*=cell_numbers]')].flatMap(group => {
+        const cells = [...group.parentElement.querySelectorAll('.mark-rect.role-mark path')];
+        return [...group.querySelectorAll('text')].map((text, place) => {
+            const [a, b] = [text, cells[place]].map(one => light(getComputedStyle(one).fill)).sort((x, y) => y - x);
+            return (a + 0.05) / (b + 0.05);
+        });
+    });
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_in_cells_can_be_read_on_their_colour(scheme: Literal["light", "dark"], whole: Opened) -> None:
+    whole.page.emulate_media(color_scheme=scheme)
+    found = whole.ask(IN_CELLS)
+    maps = [one for one in figures(*made_up_study()) if "_depth_" in one.name]
+    assert len(found) == sum(len(one.rows) for one in maps) > 100
+    assert min(found) >= 4.4
 
 
 @pytest.mark.parametrize("study", ["whole", "unfinished", "failed audit"])

@@ -13,8 +13,9 @@ HOSTILE = "a|b `c` *d* _e_ <script>\n# f [g](h) \u202e &amp; \x1b[31m \\| "
 
 
 def table_of(text: str) -> list[list[str]]:
-    """Cells, split at bars that are not escaped."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
+    """Cells of the differences, split at bars that are not escaped; published numbers have tables of their own."""
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith(("| contestant", "| ---"))]
+    lines = [line for table in tables for line in table]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 

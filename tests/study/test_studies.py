@@ -54,7 +54,17 @@ def solved() -> list[tuple[str, str]]:
 
 def test_the_promised_studies_are_there() -> None:
     enwik8 = {f"enwik8-{scale}" for scale in ("small", "medium", "large")}
-    others = {"quick", "titans-vs-transformer", "miras", "noise", "wikitext-2", "wikitext-103", "memory-size"}
+    others = {
+        "quick",
+        "recall",
+        "long-context",
+        "titans-vs-transformer",
+        "miras",
+        "noise",
+        "wikitext-2",
+        "wikitext-103",
+        "memory-size",
+    }
     assert set(STUDIES) >= enwik8 | others | {"ablation", "scaling", "foundry-10M"}
 
 
@@ -109,6 +119,9 @@ def test_budget_and_cooled_points_make_a_plan(name: str) -> None:
 def test_what_is_asked_for_can_be_had(name: str) -> None:
     """Text by a known name, prompts that a model reads, lengths that include the one it was trained at."""
     one = study(name)
+    if not one.data.has_text:
+        assert one.evaluate.tasks(one.data.tasks)
+        return
     assert {one.data.training_corpus, one.data.source_corpus} & set(corpora())
     if name == "first":
         return  # Shown by `plan` alone: it names nothing to measure.
@@ -119,6 +132,7 @@ def test_what_is_asked_for_can_be_had(name: str) -> None:
 
 def test_noise_is_miras_on_noisy_text() -> None:
     miras, noise = study("miras").model_dump(), study("noise").model_dump()
+    assert miras["evaluate"]["noise"] is not None
     assert miras["data"].pop("noise") == 0
     assert noise["data"].pop("noise") > 0
     assert {miras.pop("study_name"), noise.pop("study_name")} == {"miras", "noise"}

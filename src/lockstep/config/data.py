@@ -43,5 +43,11 @@ class DataSpec(Spec):
         return self
 
     @property
+    def title(self) -> str:
+        """What is read, in words."""
+        text = self.training_corpus or self.source_corpus
+        return " and ".join((*((text,) if text else ()), *(one.name for one in self.tasks)))
+
+    @property
     def has_text(self) -> bool:
         return self.training_corpus is not None or self.source_corpus is not None

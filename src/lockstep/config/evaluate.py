@@ -31,21 +31,21 @@ class EvaluateSpec(Spec):
     """A list of names, or names with knobs; what is not named is not done."""
 
     recall: RecallSpec | None = None
-    """Associative recall."""
+    """Multi-query associative recall: pairs are shown once, then asked for."""
     induction: InductionSpec | None = None
-    """What followed a symbol the first time."""
+    """A symbol comes again: what followed it the first time?"""
     copying: CopyingSpec | None = None
-    """Selective copying."""
+    """Symbols scattered among blanks, to be said again."""
     states: StatesSpec | None = None
-    """State tracking."""
+    """State tracking: the product of permutations."""
     noise: NoiseSpec | None = None
-    """Recall from noisy showings."""
+    """Recall of what was shown several times, not always alike."""
     needles: NeedlesSpec | None = None
-    """Needles in a haystack."""
+    """Needles in a haystack, in the manner of RULER."""
     babilong: BabilongSpec | None = None
-    """Stories in books."""
+    """Stories of bAbI scattered in books, after BABILong."""
     lengths: LengthsSpec | None = None
-    """Held-out text far beyond the training length."""
+    """Held-out text far beyond the training length, and the worth of context."""
     commonsense: CommonsenseSpec | None = None
     """LAMBADA, HellaSwag, WinoGrande, BoolQ and ARC."""
 

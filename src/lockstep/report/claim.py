@@ -32,11 +32,25 @@ class Better(Claim):
     better: Entrant
     worse: Entrant
     noisy: bool = False
-    """Said of noisy text."""
+    """Said of noisy data: text, or a task whose showings are corrupted."""
     parameters: float | None = None
     """Said of one size, where other sizes have the other order."""
     smallest: float | None = None
     """The smallest size that it was said of; None where no size was."""
+
+
+@dataclass(frozen=True)
+class Answers(Claim):
+    """Answers more of a generated task: an ordering, testable where both were asked at about the claimed length."""
+
+    better: Entrant
+    worse: Entrant
+    task: str
+    level: str | None
+    """None: of all levels together."""
+    length: int
+    beyond: bool = False
+    """Said of all that is longer than that; the longest that both were asked at is taken."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from lockstep.report.claim import Because, Better, Changed, Claim, Elsewhere, Entrant, Faster, Score
+from lockstep.report.answer_claims import answers_more, recalls_more_from_noise
+from lockstep.report.claim import Answers, Because, Better, Changed, Claim, Elsewhere, Entrant, Faster, Score
 from lockstep.report.claims_table import CLAIMS
 from lockstep.report.outcome import (
     HIGHER_IS_BETTER,
@@ -26,6 +26,7 @@ from lockstep.report.outcome import (
 )
 from lockstep.report.results import Comparison, Contestant, Measured, Measurements, Profile, Results
 from lockstep.report.slowness import parts_of_difference
+from lockstep.report.tested import Outcome, Tested, here, untestable
 from lockstep.report.wording import (
     UNITS,
     amount_of,
@@ -39,8 +40,6 @@ from lockstep.report.wording import (
     times,
 )
 from lockstep.tables import in_bytes, in_short
-
-Outcome = Literal["reproduced", "not reproduced", "not testable here"]
 
 SAME_SIZE = 0.2
 """How far parameters may lie off a claim's."""
@@ -75,15 +74,6 @@ class CheckedClaim:
     reason: str
 
 
-@dataclass(frozen=True)
-class Tested:
-    """Of one claim by one pair."""
-
-    ours: str | None
-    verdict: Outcome
-    reason: str
-
-
 def check_claims(results: Results, measurements: Measurements) -> list[CheckedClaim]:
     """Every claim at least once, and once for each pair of contestants that it is about."""
     checked = []
@@ -102,6 +92,10 @@ def _tested(claim: Claim, results: Results, measurements: Measurements) -> list[
     match claim:
         case Score():
             return _score(claim, results)
+        case Better(better=one, worse=other, noisy=True):
+            tests = [test for pair in pairs(results, one, other) for test in _better_on_noise(claim, results, *pair)]
+        case Answers(better=one, worse=other):
+            tests = [answers_more(claim, results, *pair) for pair in pairs(results, one, other)]
         case Better(better=one, worse=other):
             tests = [_better(claim, results, *pair) for pair in pairs(results, one, other)]
         case Faster(faster=one, slower=other):
@@ -113,10 +107,6 @@ def _tested(claim: Claim, results: Results, measurements: Measurements) -> list[
         case _:
             raise TypeError(type(claim).__name__)
     return tests or [untestable(f"needs {one} and {other} in one group")]
-
-
-def untestable(reason: str, ours: str | None = None) -> Tested:
-    return Tested(ours, "not testable here", reason)
 
 
 def _unsound(results: Results) -> str | None:
@@ -152,13 +142,6 @@ def pairs(results: Results, one: Entrant, other: Entrant) -> Iterator[tuple[Cont
                     yield ours, theirs
 
 
-def here(results: Results, one: Contestant) -> str:
-    """Where our numbers hold."""
-    size, tokens = in_short(one.parameters), in_short(results.study.tokens)
-    runs = ", in one run" if len(results.study.seeds) == 1 else ""
-    return f"at {size} parameters and {tokens} tokens of {results.study.corpus}{runs}"
-
-
 def near(size: float, one: Contestant) -> bool:
     sizes = (one.parameters, one.non_embedding_parameters)
     return any(abs(ours / size - 1) <= SAME_SIZE for ours in sizes)
@@ -192,6 +175,13 @@ def _better(claim: Better, results: Results, ours: Contestant, theirs: Contestan
     if (pair.effect > 0) == (metric in HIGHER_IS_BETTER):
         return Tested(told, "reproduced", f"separable in the claimed direction {where}")
     return Tested(told, "not reproduced", f"the opposite is separable {where}")
+
+
+def _better_on_noise(claim: Better, results: Results, ours: Contestant, theirs: Contestant) -> list[Tested]:
+    """By the task whose showings are corrupted, where both were asked it; by text, where it is noisy or all we have."""
+    by_task = recalls_more_from_noise(results, ours, theirs)
+    by_text = [_better(claim, results, ours, theirs)] if by_task is None or results.study.noise else []
+    return by_text if by_task is None else [*by_text, by_task]
 
 
 def _both(pair: Comparison, ours: Contestant, theirs: Contestant) -> str:

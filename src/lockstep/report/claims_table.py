@@ -6,7 +6,30 @@ models that were trained on FineWeb-Edu.
 
 from __future__ import annotations
 
-from lockstep.report.claim import Because, Better, Changed, Claim, Elsewhere, Entrant, Faster, Measure, Score, only
+from lockstep.report.claim import (
+    Answers,
+    Because,
+    Better,
+    Changed,
+    Claim,
+    Elsewhere,
+    Entrant,
+    Faster,
+    Measure,
+    Score,
+    only,
+)
+from lockstep.report.published import (
+    GUIDE_BABILONG,
+    GUIDE_LENGTHS,
+    MIRAS_TABLE,
+    OURS,
+    TITANS_TABLE,
+    VARIANTS,
+    K,
+    Source,
+    find,
+)
 
 TITANS = "arXiv 2501.00663"
 MIRAS = "arXiv 2504.13173"
@@ -57,7 +80,6 @@ def printed(better: str, worse: str) -> Better:
     return Better(source, text, only(better), only(worse), smallest=340e6)
 
 
-VARIANTS = ("titans-lmm", "titans-mac", "titans-mag", "titans-mal")
 ORDERINGS = (
     *(printed(variant, "transformer++") for variant in VARIANTS),
     *(printed(variant, "gated-deltanet") for variant in VARIANTS),
@@ -157,16 +179,28 @@ def guide_score(name: str, size: str) -> Score:
     return Score(BASELINES_GUIDE, text, only(architecture), value, "enwik8", parameters)
 
 
-def on_babilong(name: str, claimed: str, figure: str) -> Elsewhere:
+def on_babilong(name: str, figure: str) -> Elsewhere:
+    claimed = " and ".join(", ".join(map(str, GUIDE_BABILONG[name])).rsplit(", ", 1))
     text = f"{name} answers {claimed} % of BABILong at 4K, 64K, 256K and 1M tokens"
-    needs = f"BABILong at up to 1M tokens; figure 6 of {TITANS}, read off, has {figure}"
+    needs = f"its models and the samples of BABILong itself; figure 6 of {TITANS}, read off, has {figure}"
     return Elsewhere(BASELINES_GUIDE, text, needs)
 
 
+def more_of_babilong(place: int) -> Answers:
+    """Of the guide's lengths."""
+    ours, theirs = (GUIDE_BABILONG[name][place] for name in ("Titans", "Mamba-2"))
+    text = f"Titans answers more of BABILong than Mamba-2 at {('4K', '64K', '256K', '1M')[place]} tokens: "
+    numbers = f"{ours} against {theirs} %"
+    length = GUIDE_LENGTHS[place]
+    return Answers(BASELINES_GUIDE, text + numbers, Entrant(VARIANTS), only("mamba2"), "babilong", None, length)
+
+
 def on_noise(memory: str) -> Better:
-    text = f"{NAMES[memory]} is better than Titans on noisy text"
+    text = f"{NAMES[memory]} is better than Titans on noisy data"
     return Better(BASELINES_GUIDE, text, only(memory), only("titans-lmm"), noisy=True)
 
+
+FIXED_STATE = Entrant(("mamba", "mamba2", "retnet", "gla", "deltanet", "gated-deltanet", "linear-attention"))
 
 GUIDE = (
     guide_orders("Mamba-2", "Transformer++"),
@@ -174,15 +208,40 @@ GUIDE = (
     guide_orders("Titans (default)", "Mamba-2"),
     guide_orders("Titans (YAAD)", "Titans (default)"),
     *(guide_score(name, size) for size in ("50M", "360M") for name in SCORES),
-    on_babilong("GPT-4", "95, 60, 30 and 15", "74 % at 4K and 43 % at 64K"),
-    on_babilong("Mamba-2", "90, 70, 45 and 25", "Mamba, fine-tuned: 99 % at 4K and 96 % at 64K"),
-    on_babilong("Titans", "95, 85, 75 and 60", "Titans MAC, fine-tuned: 99 % at 4K, 97 % at 64K and 94 % at 1M"),
-    Elsewhere(
+    *(more_of_babilong(place) for place in range(len(GUIDE_LENGTHS))),
+    on_babilong("GPT-4", "74 % at 4K and 43 % at 64K"),
+    on_babilong("Mamba-2", "Mamba, fine-tuned: 99 % at 4K and 96 % at 64K"),
+    on_babilong("Titans", "Titans MAC, fine-tuned: 99 % at 4K, 97 % at 64K and 94 % at 1M"),
+    Answers(
         BASELINES_GUIDE,
-        "Beyond 64K tokens Titans keeps its accuracy, where models of fixed state lose theirs",
-        "questions about contexts of more than 64K tokens",
+        "Beyond 64K tokens Titans keeps its accuracy, where models of fixed state lose theirs: it then answers more",
+        Entrant(VARIANTS),
+        FIXED_STATE,
+        "babilong",
+        None,
+        64 * K,
+        beyond=True,
     ),
     *(on_noise(memory) for memory in ("yaad", "moneta", "memora")),
+)
+
+NEEDLES = {"number": "numbers", "word": "words"}
+
+
+def finds_more(better: str, worse: str, level: str, source: Source = TITANS_TABLE) -> Answers:
+    """At the longest length that was printed."""
+    ours, theirs = (find(source, name, level).percent for name in (better, worse))
+    length = max(ours)
+    numbers = f"{ours[length]:.1f} against {theirs[length]:.1f} %"
+    text = f"{better} finds more {NEEDLES[level]} in a haystack of {length // K}K tokens than {worse}: {numbers}"
+    return Answers(source.name, text, Entrant(OURS[better]), Entrant(OURS[worse]), "needles", level, length)
+
+
+HAYSTACKS = (
+    *(finds_more("Titans MAC", rival, level) for level in NEEDLES for rival in ("Mamba2", "DeltaNet", "TTT")),
+    *(finds_more("Titans LMM", rival, "word") for rival in ("Mamba2", "DeltaNet", "TTT")),
+    finds_more("Titans MAC", "Titans LMM", "word"),
+    *(finds_more(memory, "Gated DeltaNet", "number", MIRAS_TABLE) for memory in ("Yaad", "Moneta", "Memora")),
 )
 
 SOME_TITANS = Entrant(VARIANTS)
@@ -226,4 +285,4 @@ COMPARISON = (
     ),
 )
 
-CLAIMS: tuple[Claim, ...] = (*COMPARISON, *GUIDE, *ORDERINGS, *ABLATIONS, *THROUGHPUT)
+CLAIMS: tuple[Claim, ...] = (*COMPARISON, *GUIDE, *ORDERINGS, *ABLATIONS, *HAYSTACKS, *THROUGHPUT)

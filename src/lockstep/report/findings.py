@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.report.certainty import certainty
+from lockstep.report.commonsense import commonsense
 from lockstep.report.differences import DifferenceRow, difference_rows
 from lockstep.report.outcome import diverged, groups, mean_score, metric_of, share_of
 from lockstep.report.pace import cost, memory, speed
 from lockstep.report.quality import quality, winner_of
+from lockstep.report.recall import recall
 from lockstep.report.results import Contestant, Measurements, Results, Run
 from lockstep.report.slowness import slower_because
 from lockstep.report.wording import UNITS, Sentence, amount_of, joined, sentence
@@ -36,7 +38,7 @@ class Verdict:
 
 
 def verdict(results: Results, measurements: Measurements) -> Verdict:
-    """Quality, speed, memory, cost, and how sure we are; or why there is no verdict."""
+    """Quality, speed, memory, cost, recall, common sense, and how sure we are; or why there is no verdict."""
     opening = [*_missing(results), *_divergences(results)]
     refusal = _refusal(results)
     if refusal is not None:
@@ -60,6 +62,8 @@ def about_group(results: Results, measurements: Measurements, group: Sequence[Co
         *speed(group, measurements),
         *memory(group, measurements),
         *cost(group, measurements),
+        *recall(results, group),
+        *commonsense(group),
     ]
 
 

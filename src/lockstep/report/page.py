@@ -17,6 +17,7 @@ from typing import Any
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from lockstep.report.beside import beside_published
 from lockstep.report.claims import CheckedClaim, check_claims
 from lockstep.report.difference_table import difference_tables, first_baseline
 from lockstep.report.drawing import Drawing
@@ -34,6 +35,8 @@ SECTIONS = {
     "curves": "Training curves",
     "cooled": "Cooled points",
     "context": "Loss over context",
+    "recall": "Recall and long context",
+    "commonsense": "Common sense",
     "inference": "Inference against length",
     "cost": "Quality against cost",
     "time": "Where the time goes",
@@ -51,6 +54,8 @@ TOPICS = {
     "speed": "Speed",
     "memory": "Memory",
     "cost": "Cost of a common loss",
+    "recall": "Recall and long context",
+    "commonsense": "Common sense",
     "certainty": "How sure we are",
 }
 CARDS = ("quality", "speed", "memory", "certainty")
@@ -85,6 +90,7 @@ def render_page(results: Results, measurements: Measurements) -> str:
             samples=samples(results.contestants),
             sweeps=list(sweeps(results)),
             claims=claims(results, measurements),
+            published=beside_published(results),
             reasons=by_topic((one.topic, one.text) for one in why_results_may_differ(results, measurements)),
             shared=shared_facts(results.study),
             machine=machine_facts(results.study),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from lockstep.report.beside import Beside, beside_published
 from lockstep.report.differences import Change, DifferenceRow, difference_rows
 from lockstep.report.findings import verdict
 from lockstep.report.results import Measurements, Results
@@ -18,6 +19,8 @@ TITLES = {
     "speed": "Speed",
     "memory": "Memory",
     "cost": "Cost",
+    "recall": "Recall and long context",
+    "commonsense": "Common sense",
     "certainty": "How sure",
     "status": "Status",
 }
@@ -32,6 +35,8 @@ def summary(results: Results, measurements: Measurements) -> str:
     for group in dict.fromkeys(row.group for row in rows):
         lines += ["", *difference_table([row for row in rows if row.group == group])]
     lines += ["", escaped(_legend(rows))] if rows else []
+    for table in beside_published(results):
+        lines += ["", *published_table(table)]
     lines += ["", escaped(audit_line(results)), "", escaped(cost_line(results, measurements))]
     lines += ["", escaped(provenance_line(results))]
     return "\n".join(lines) + "\n"
@@ -140,6 +145,16 @@ def _legend(rows: Sequence[DifferenceRow]) -> str:
     if states:
         told.append(f"state per sequence at {', '.join(f'{length:,}' for length in states)} tokens")
     return sentence("; ".join(told))
+
+
+def published_table(table: Beside) -> list[str]:
+    """Ours and published accuracies, one line a model, with a line of words before and one after."""
+    rows = [["model", *table.lengths], ["---", *("---:" for _ in table.lengths)]]
+    for line in table.lines:
+        rows.append([escaped(f"{line.name} ({line.source or 'here'})"), *(cell or MISSING for cell in line.cells)])
+    title = sentence(f"{table.title}: right answers in percent by tokens of an instance, beside published ones")
+    notes = " ".join(sentence(note) for note in table.notes)
+    return [escaped(title), "", *(f"| {' | '.join(row)} |" for row in rows), "", escaped(notes)]
 
 
 # The last lines.

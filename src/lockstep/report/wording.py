@@ -17,7 +17,7 @@ ABSURD = 1e6
 
 UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte", "perplexity": "perplexity", "accuracy": "accuracy"}
 
-Topic = Literal["quality", "speed", "memory", "cost", "certainty", "status"]
+Topic = Literal["quality", "speed", "memory", "cost", "recall", "commonsense", "certainty", "status"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ def signed(amount: float, digits: int) -> str:
     """With a true minus, and no sign for what rounds to nothing."""
     text = f"{abs(amount):,.{digits}f}"
     return text if not text.strip("0.,") else f"{'−' if amount < 0 else '+'}{text}"
+
+
+def in_tokens(length: int) -> str:
+    """A length as tables name it: 4K is 4096, 1M is 1024K; others in full."""
+    for suffix, unit in (("M", 2**20), ("K", 2**10)):
+        if length and length % unit == 0:
+            return f"{length // unit:,}{suffix}"
+    return f"{length:,}"
 
 
 def milliseconds(seconds: float) -> str:

@@ -223,7 +223,7 @@ def facts(study: StudySpec, place: StudyPlace, contestants: Sequence[Contestant]
     per_step, steps = metadata["token_metrics"]["tokens_per_step"], metadata["planned_steps"]
     return StudyFacts(
         name=study.study_name,
-        corpus=str(study.data.training_corpus or study.data.source_corpus),
+        corpus=study.data.title,
         tokenizer=study.tokenizer.tokenizer_type,
         vocab_size=contestants[0].model["vocab_size"],
         bytes_per_token=mean_bytes(scores),

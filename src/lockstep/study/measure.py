@@ -69,8 +69,11 @@ def test_score(subject: Subject, model: LanguageModel) -> Found:
 
 
 def at_lengths(subject: Subject, model: LanguageModel) -> Found | None:
-    """As many tokens at every length, or one window where that is longer; no length that the split does not have."""
-    if not model.causal:
+    """As many tokens at every length, or one window where that is longer; no length that the split does not have.
+
+    Instances of a task have one length, and are tested at others by `evaluate`.
+    """
+    if not model.causal or "test" in subject.prepared.manifest.asked:
         return None
     most, found = longest(model), []
     sequences = subject.spec.sequences

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lockstep.report.figure import Figure
+from lockstep.report.figures.beyond import beyond_figures
+from lockstep.report.figures.commonsense import commonsense_figures
 from lockstep.report.figures.comparison import comparison_figures
 from lockstep.report.figures.inference import inference_figures
 from lockstep.report.figures.lengths import length_figures
@@ -11,6 +13,7 @@ from lockstep.report.figures.model_state import state_figures
 from lockstep.report.figures.pareto import pareto_figures
 from lockstep.report.figures.scaling import scaling_figures
 from lockstep.report.figures.style import Look
+from lockstep.report.figures.tasks import task_figures
 from lockstep.report.figures.training import training_figures
 from lockstep.report.figures.tuning import tuning_figures
 from lockstep.report.figures.where_time_goes import time_figures
@@ -29,6 +32,9 @@ def figures(results: Results, measurements: Measurements) -> list[Figure]:
         *inference_figures(results, measurements, look),
         *time_figures(results, measurements, look),
         *length_figures(results, look),
+        *task_figures(results, look),
+        *beyond_figures(results, measurements, look),
+        *commonsense_figures(results, look),
         *scaling_figures(results),
         *memory_figures(results, look),
         *state_figures(results),

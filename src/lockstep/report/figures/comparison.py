@@ -9,8 +9,9 @@ import altair as alt
 from lockstep.report.figure import Figure
 from lockstep.report.figures.drawing import HEIGHT, ROWS, Chart, Row, brightness, figure, names_in, tooltip
 from lockstep.report.figures.style import GREY, Look
-from lockstep.report.figures.tracks import Metric, interval, number, quality, tracks
+from lockstep.report.figures.tracks import Metric, number, quality, tracks
 from lockstep.report.figures.words import amount, gaps, sentences
+from lockstep.report.intervals import student
 from lockstep.report.outcome import baseline_of, compared
 from lockstep.report.results import Contestant, Results
 from lockstep.report.wording import joined
@@ -51,7 +52,7 @@ def cooled_rows(one: Contestant, metric: Metric) -> Iterator[Row]:
         )
         for seed, _, score in scores:
             yield {**place, "what": "seed", "seed": seed, metric.field: score, "low": None, "high": None}
-        mean, low, high = interval([score for _, _, score in scores])
+        mean, low, high = student([score for _, _, score in scores])
         yield {**place, "what": "mean", "seed": None, metric.field: mean, "low": low, "high": high}
 
 

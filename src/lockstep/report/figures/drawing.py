@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import altair as alt
 
 from lockstep.report.figure import Figure
-from lockstep.report.figures.style import THEME, Look
+from lockstep.report.figures.style import GREY, THEME, Look
 
 Row: TypeAlias = dict[str, Any]
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
@@ -26,6 +26,13 @@ CHOSEN = alt.selection_point(name="chosen", fields=["contestant"], bind="legend"
 
 BYTES = "datum.value >= 1 ? replace(format(datum.value, '.3~s'), 'k', 'K') + 'B' : ''"
 """The label of a number of bytes, such as 20MB."""
+
+
+TOKENS = (
+    "datum.value % 1048576 === 0 ? datum.value / 1048576 + 'M' : "
+    "datum.value % 1024 === 0 ? datum.value / 1024 + 'K' : format(datum.value, ',d')"
+)
+"""The label of a length where there is little room, such as 4K."""
 
 
 SHORT = "datum.value < 1 ? format(datum.value, '~g') : format(datum.value, '~s')"
@@ -90,11 +97,11 @@ def names_in(rows: Sequence[Row]) -> set[str]:
     return {row["contestant"] for row in rows}
 
 
-def lengths_axis(rows: Sequence[Row], title: str, field: str = "length") -> alt.X:
-    """Lengths, each double the one before at equal distance; all that occur are labelled."""
+def lengths_axis(rows: Sequence[Row], title: str, field: str = "length", short: bool = False) -> alt.X:
+    """Lengths, each double the one before at equal distance; all that occur are labelled, if need be in short."""
     there = sorted({row[field] for row in rows if row[field] is not None})
     scale = alt.Scale(type="log", base=2, nice=False, padding=12)
-    axis = alt.Axis(values=there, format=",d", grid=False)
+    axis = alt.Axis(values=there, labelExpr=TOKENS if short else "format(datum.value, ',d')", grid=False)
     return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
 
 
@@ -105,6 +112,13 @@ def lines_with_points(rows: Sequence[Row], look: Look, x: alt.X, y: alt.Y, shown
     lines = base.mark_line().encode(strokeDash=look.unlisted_dash(names), opacity=brightness())
     points = base.mark_point().encode(shape=look.shape(names), opacity=brightness(), tooltip=shown)
     return alt.layer(lines, points).encode(x=x, color=look.color(names)).properties(width="container", height=HEIGHT)
+
+
+def training_rule(length: int) -> alt.Chart:
+    """A dashed line at the training length."""
+    rule = alt.Chart(ROWS).mark_rule(color=GREY, strokeDash=[3, 3], strokeWidth=1).encode(x=alt.datum(length))
+    coloured: alt.Chart = rule.encode(color=alt.value(GREY))
+    return coloured
 
 
 def panel_width(count: int, gap: int = 40, most: int = 3) -> int:

@@ -19,8 +19,9 @@ from lockstep.report.figures.drawing import (
     log_ticks,
     names_in,
     tooltip,
+    training_rule,
 )
-from lockstep.report.figures.style import GREY, Look
+from lockstep.report.figures.style import Look
 from lockstep.report.figures.tracks import TrackOf, tracks
 from lockstep.report.figures.words import amount, gaps, sentences
 from lockstep.report.results import Bucket, Results
@@ -61,8 +62,7 @@ def over_length(results: Results, track: TrackOf, look: Look) -> Iterator[Figure
     )
     shown = tooltip("contestant", length=",d", perplexity=".2f", loss=".4f", bits_per_byte=".4f")
     chart = lines_with_points(rows, look, x, y, shown)
-    rule = alt.Chart(ROWS).mark_rule(color=GREY, strokeDash=[3, 3], strokeWidth=1).encode(x=alt.datum(trained))
-    chart.layer.append(rule.encode(color=alt.value(GREY)))
+    chart.layer.append(training_rule(trained))
     says = sentences(
         longest_said(rows, "perplexity"),
         f"The dashed line is the training length, {trained:,} tokens.",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-
-from scipy import stats
 
 from lockstep.report.results import Contestant, Results, Score
 
@@ -47,14 +44,3 @@ def quality(contestants: Sequence[Contestant]) -> Metric:
 def number(score: Score, metric: Metric) -> float:
     found: float = getattr(score, metric.field)
     return found
-
-
-def interval(numbers: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """The mean, and the ends of its 95 % interval by Student's t; one number has none."""
-    count = len(numbers)
-    mean = sum(numbers) / count
-    if count < 2:
-        return mean, None, None
-    deviation = math.sqrt(sum((one - mean) ** 2 for one in numbers) / (count - 1))
-    reach = float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
-    return mean, mean - reach, mean + reach
