@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.config.files import load_study
 from lockstep.config.spec import validate
 from lockstep.config.study import StudySpec
 from lockstep.data.byte_tokenizer import ByteTokenizer
@@ -18,6 +19,7 @@ from lockstep.errors import UserError
 from lockstep.evaluation.tasks import score_task
 from lockstep.study.collect import collect
 from lockstep.study.compare import compare
+from lockstep.study.place import StudyPlace
 from lockstep.study.run_tests import asked_for, run_tests
 from lockstep.training.checkpoint import load
 from tests.study.tiny_studies import tiny_fields
@@ -80,6 +82,32 @@ def test_knobs_are_those_of_training_unless_said_otherwise(tiny_corpus: Path) ->
     recall, induction = study.evaluate.tasks(study.data.tasks)
     assert (recall.pairs, recall.vocabulary, recall.instances) == ((2, 4), 16, 6)  # type: ignore[union-attr] # a RecallSpec
     assert induction.vocabulary == 8  # type: ignore[union-attr] # an InductionSpec
+
+
+def test_a_stored_study_asks_what_it_asked(done: Path, tiny_corpus: Path) -> None:
+    """What is not named is not tested by, and knobs that were not said stay those of training."""
+    stored, study = load_study(done / "study.yaml"), study_of(tiny_corpus)
+    assert stored.evaluate.tasks(stored.data.tasks) == study.evaluate.tasks(study.data.tasks)
+    assert stored.evaluate.lengths == study.evaluate.lengths
+    assert stored.evaluate.commonsense is None
+
+
+def test_what_was_found_with_other_knobs_is_not_told(done: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(done, folder)
+    StudyPlace(folder).store(
+        study_of(tiny_corpus, evaluate={"recall": {"instances": 7}, "lengths": EVALUATE["lengths"]})
+    )
+    results, _ = collect(folder)
+    assert all(one.tasks == () for one in results.contestants)
+    assert all(one.beyond for one in results.contestants)
+
+
+def test_names_and_names_with_knobs_may_stand_in_one_list(tiny_corpus: Path) -> None:
+    asked = study_of(tiny_corpus, evaluate=["lengths", {"recall": {"instances": 3}}]).evaluate
+    assert asked.lengths is not None
+    assert asked.recall is not None
+    assert asked.recall.instances == 3
 
 
 def test_a_list_of_names_will_do(tiny_corpus: Path) -> None:
@@ -151,7 +179,7 @@ def test_tasks_alone_are_scored_by_their_answers(tiny_corpus: Path, tmp_path: Pa
             # 512 sequences of two or four pairs, each asked for once.
             assert 2 * 512 < run.cooled[-1].score.tokens < 4 * 512
             assert run.cooled[-1].score.bits_per_byte is None
-    assert results.comparisons[0].metric == "perplexity"
+    assert {one.metric for one in results.comparisons} == {"loss", "perplexity", "accuracy"}
     assert results.study.corpus == "recall"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.config.spec import PathText, Spec
 from lockstep.config.tasks import AnyTask
@@ -35,6 +35,8 @@ class DataSpec(Spec):
     """Generated tasks to train on, alone or among the text of a corpus; one instance fills one sequence."""
     task_sequences: PositiveInt = 20_000
     """Training instances, of all tasks together."""
+    task_weight: PositiveFloat = 1.0
+    """How many times as much a token of an answer counts in the loss as one of text: answers are few."""
 
     @model_validator(mode="after")
     def _has_something_to_read(self) -> DataSpec:
@@ -44,9 +46,8 @@ class DataSpec(Spec):
 
     @property
     def title(self) -> str:
-        """What is read, in words."""
-        text = self.training_corpus or self.source_corpus
-        return " and ".join((*((text,) if text else ()), *(one.name for one in self.tasks)))
+        """What is held out, in words: text where there is any, else the tasks."""
+        return self.training_corpus or self.source_corpus or " and ".join(one.name for one in self.tasks)
 
     @property
     def has_text(self) -> bool:

@@ -2,6 +2,7 @@
 
 evaluate: [recall, lengths]
 evaluate: {recall: {pairs: [8, 64]}, lengths: {times: 16}}
+evaluate: [lengths, recall: {pairs: [8, 64]}]
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class EvaluateSpec(Spec):
     @classmethod
     def _names_alone_will_do(cls, given: Any) -> Any:
         if isinstance(given, list | tuple):
-            given = dict.fromkeys(given)
+            named = [one if isinstance(one, dict) else {str(one): None} for one in given]
+            given = {name: knobs for one in named for name, knobs in one.items()}
         if isinstance(given, dict):
             return {name: {} if knobs is None else knobs for name, knobs in given.items()}
         return given

@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep.config.commonsense import CommonsenseName
 from lockstep.data.archives import open_content, read_members
-from lockstep.data.locations import search_folders, search_folders_in_words
+from lockstep.data.locations import find_archived, search_folders_in_words
 from lockstep.errors import UserError
 
 FOLDER = "commonsense"
@@ -134,13 +134,7 @@ def read_commonsense(
 
 def find_commonsense() -> Path | None:
     """The folder or archive that holds the sets, where there is one."""
-    for folder in search_folders():
-        if (folder / FOLDER).is_dir():
-            return folder / FOLDER
-        for archive in ARCHIVES:
-            if (folder / archive).is_file():
-                return folder / archive
-    return None
+    return find_archived(FOLDER, (source.file for source in SOURCES.values()), ARCHIVES)
 
 
 def _contents(place: Path, names: Sequence[CommonsenseName]) -> dict[CommonsenseName, bytes]:

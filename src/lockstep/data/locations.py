@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -26,6 +26,18 @@ def search_folders() -> list[Path]:
     """The folders searched for corpora: those of `LOCKSTEP_DATA` in their order, then the cache."""
     named = os.environ.get("LOCKSTEP_DATA", "").split(os.pathsep)
     return [*(Path(one).expanduser() for one in named if one), download_folder()]
+
+
+def find_archived(folder: str, files: Iterable[str], archives: Iterable[str]) -> Path | None:
+    """The first searched folder's form of some files: unpacked in a folder of their own, or an archive of it."""
+    names = tuple(files)
+    for searched in search_folders():
+        if all((searched / folder / name).is_file() for name in names):
+            return searched / folder
+        for archive in archives:
+            if (searched / archive).is_file():
+                return searched / archive
+    return None
 
 
 def search_folders_in_words() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.data.archives import open_content, read_members
 from lockstep.data.corpus import Corpus
-from lockstep.data.locations import search_folders, search_folders_in_words
+from lockstep.data.locations import find_archived, search_folders_in_words
 from lockstep.errors import UserError
 
 FOLDER = "english-novels"
@@ -68,13 +68,7 @@ def english_novels(name: str, description: str) -> Corpus:
 
 def find_novels() -> Path | None:
     """The folder or archive that holds the books, where there is one."""
-    for folder in search_folders():
-        if all((folder / FOLDER / name).is_file() for name in BOOKS):
-            return folder / FOLDER
-        for archive in ARCHIVES:
-            if (folder / archive).is_file():
-                return folder / archive
-    return None
+    return find_archived(FOLDER, BOOKS, ARCHIVES)
 
 
 def _read(source: Path) -> dict[str, bytes]:

@@ -21,6 +21,8 @@ VERSION = 1
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 LENGTH_TYPE = np.dtype("<u4")
+UNASKED, TEXT, ANSWER = 0, 1, 2
+"""What a token is among tasks: not to be predicted, a part of text, a part of an answer."""
 REMEDY = "delete the folder and prepare again"
 
 
@@ -86,11 +88,15 @@ class Prepared:
 
     def targets(self, split: str, places: NDArray[np.integer]) -> NDArray[np.int64]:
         """The tokens at `places` as what is to be predicted there: IGNORED where nothing is asked."""
-        tokens = np.asarray(self.tokens(split)[places], dtype=np.int64)
+        tokens, asked = np.asarray(self.tokens(split)[places], dtype=np.int64), self.asked(split, places)
+        return tokens if asked is None else np.where(asked != UNASKED, tokens, IGNORED)
+
+    def asked(self, split: str, places: NDArray[np.integer]) -> NDArray[np.uint8] | None:
+        """UNASKED, TEXT or ANSWER at each place; None where all is text."""
         if split not in self.manifest.asked:
-            return tokens
-        asked = np.memmap(self.folder / asked_file(split), dtype=np.uint8, mode="r")
-        return np.where(asked[places] > 0, tokens, IGNORED)
+            return None
+        kinds = np.memmap(self.folder / asked_file(split), dtype=np.uint8, mode="r")
+        return np.asarray(kinds[places])
 
     def split_bytes(self, split: str) -> int:
         """Bytes of the original text of a split."""

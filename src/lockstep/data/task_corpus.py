@@ -20,9 +20,12 @@ from lockstep.config.tokenizer import TokenizerSpec
 from lockstep.data.corpus import SPLITS
 from lockstep.data.locations import appearing_whole, cache_folder
 from lockstep.data.prepared import (
+    ANSWER,
     FORMAT,
     MANIFEST,
+    TEXT,
     TOKENIZER,
+    UNASKED,
     VERSION,
     Manifest,
     Prepared,
@@ -41,7 +44,7 @@ from lockstep.data.tokenizers import make_tokenizer
 from lockstep.durable import sha256
 from lockstep.progress import showing
 
-RULE = 1
+RULE = 2
 """Changed when instances, or their order, are defined anew."""
 HELD_OUT_SEQUENCES = 512
 BLOCK = 1024
@@ -106,7 +109,7 @@ def write(
 
 
 Block = tuple[NDArray[np.int64], NDArray[np.uint8]]
-"""Tokens [sequences, length], and which of them are asked for."""
+"""Tokens [sequences, length], and what each of them is."""
 
 
 def instances(tasks: Sequence[Task], split: str, count: int, length: int) -> Iterator[Block]:
@@ -114,8 +117,8 @@ def instances(tasks: Sequence[Task], split: str, count: int, length: int) -> Ite
     for first in range(0, count, BLOCK):
         numbers = range(first, min(first + BLOCK, count))
         made = [tasks[n % len(tasks)].instance(split, n // len(tasks), length) for n in numbers]
-        answers = np.stack([one.answers > 0 for one in made])
-        yield np.stack([one.tokens for one in made]), answers.astype(np.uint8)
+        kinds = np.stack([np.where(one.answers > 0, ANSWER, UNASKED) for one in made])
+        yield np.stack([one.tokens for one in made]), kinds.astype(np.uint8)
 
 
 def write_split(
@@ -134,16 +137,16 @@ def write_split(
             # Whole sequences only, so that instances begin where sequences do.
             written = text.tokens(split)[: len(text.tokens(split)) // length * length]
             tokens.write(np.ascontiguousarray(written, dtype=dtype).data)
-            asked.write(np.ones(len(written), dtype=np.uint8).data)
+            asked.write(np.full(len(written), TEXT, dtype=np.uint8).data)
             count += len(written)
-        for ids, answers in blocks:
+        for ids, kinds in blocks:
             tokens.write(ids.astype(dtype).data)
-            asked.write(answers.data)
+            asked.write(kinds.data)
             count, sequences = count + ids.size, sequences + len(ids)
             advance(len(ids))
         # The last sequence, too, has a token after it.
         tokens.write(np.array([tokenizer.eos_id], dtype=dtype).data)
-        asked.write(b"\0")
+        asked.write(bytes([UNASKED]))
     checksums = {name: sha256(folder / name) for name in names}
     documents = sequences + (0 if text is None else text.manifest.splits[split].documents)
     size = 0 if text is None else text.split_bytes(split)

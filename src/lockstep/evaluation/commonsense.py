@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.config.commonsense import CommonsenseName
 from lockstep.data.commonsense import Choice, read_commonsense
 from lockstep.data.tokenizers import Tokenizer
+from lockstep.evaluation.inference import longest
 from lockstep.evaluation.likelihood import BATCH, Likelihood, encode_request, log_likelihoods
 from lockstep.models.language_model import LanguageModel
 from lockstep.progress import showing
@@ -26,10 +27,15 @@ def score_commonsense(
     examples: int | None = None,
     batch_size: int = BATCH,
 ) -> list[dict[str, Any]]:
-    """What each set measures, in the order of the sets: set, metric, value, standard_error, examples and chance."""
-    results = []
+    """What each set measures, in the order of the sets: set, metric, value, standard_error, examples and chance.
+
+    A set with an answer that the model has no positions for is left out.
+    """
+    results, most = [], longest(model)
     for name, choices in read_commonsense(sets, examples).items():
         requests = [encode_request(tokenizer, *pair) for choice in choices for pair in choice.pairs]
+        if most is not None and max(len(continuation) for _, continuation in requests) > most:
+            continue
         with showing(name, "share") as progress:
             likelihoods = log_likelihoods(model, requests, batch_size, progress.reach)
         results += measures(name, choices, likelihoods)

@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from lockstep.data.tasks.task import Instance, Task
 from lockstep.evaluation.inference import longest
 from lockstep.evaluation.language import Progress
-from lockstep.evaluation.reading import read_in_pieces
+from lockstep.evaluation.reading import PIECE, read_in_pieces
+from lockstep.evaluation.timing import in_mode
 from lockstep.models.language_model import LanguageModel
 
 TOKENS_AT_ONCE = 2**14
 """Over all instances that are read together."""
+SHORTEST_PIECE = 64
+"""Shorter ones would cost speed."""
 
 
 @dataclass(slots=True)
@@ -89,12 +92,12 @@ def score_task(
 def batches(instances: Iterator[Instance]) -> Iterator[list[Instance]]:
     """Instances of equal length, as many as are read together."""
     for length, alike in groupby(instances, key=lambda one: len(one.tokens)):
-        waiting = []
+        waiting: list[Instance] = []
         for one in alike:
-            waiting.append(one)
-            if len(waiting) * length >= TOKENS_AT_ONCE:
+            if waiting and (len(waiting) + 1) * length > TOKENS_AT_ONCE:
                 yield waiting
                 waiting = []
+            waiting.append(one)
         if waiting:
             yield waiting
 
@@ -103,11 +106,11 @@ def answered(model: LanguageModel, instances: Sequence[Instance]) -> list[NDArra
     """For each instance, which of its answers the model would write, [answers]."""
     tokens = torch.from_numpy(np.stack([one.tokens for one in instances]))
     likeliest = torch.zeros_like(tokens)
-    was_training = model.training
-    model.eval()
-    for start, logits in read_in_pieces(model, tokens[:, :-1]):
-        likeliest[:, start + 1 : start + 1 + logits.shape[1]] = logits.argmax(dim=-1).cpu()
-    model.train(was_training)
+    # As many logits at once as one sequence's piece has, whatever the vocabulary.
+    piece = max(SHORTEST_PIECE, PIECE // len(instances))
+    with in_mode(model, training=False):
+        for start, logits in read_in_pieces(model, tokens[:, :-1], piece):
+            likeliest[:, start + 1 : start + 1 + logits.shape[1]] = logits.argmax(dim=-1).cpu()
     hits = (likeliest == tokens).numpy()
     return [
         np.array([row[one.answers == number].all() for number in range(1, len(one.depths) + 1)])

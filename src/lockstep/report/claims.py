@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.report.answer_claims import answers_more, recalls_more_from_noise
+from lockstep.report.answer_claims import answers_more, loses_less_by_noise
 from lockstep.report.claim import Answers, Because, Better, Changed, Claim, Elsewhere, Entrant, Faster, Score
 from lockstep.report.claims_table import CLAIMS
 from lockstep.report.outcome import (
@@ -179,7 +179,7 @@ def _better(claim: Better, results: Results, ours: Contestant, theirs: Contestan
 
 def _better_on_noise(claim: Better, results: Results, ours: Contestant, theirs: Contestant) -> list[Tested]:
     """By the task whose showings are corrupted, where both were asked it; by text, where it is noisy or all we have."""
-    by_task = recalls_more_from_noise(results, ours, theirs)
+    by_task = loses_less_by_noise(results, ours, theirs)
     by_text = [_better(claim, results, ours, theirs)] if by_task is None or results.study.noise else []
     return by_text if by_task is None else [*by_text, by_task]
 

@@ -153,7 +153,7 @@ class CommonsenseScore(Record):
 
     set: str
     metric: str
-    """accuracy; accuracy by length, where likelihoods are divided by the bytes of an answer; perplexity."""
+    """accuracy; accuracy by length, where likelihoods are divided by the characters of an answer; perplexity."""
     value: float
     standard_error: float | None
     """Over the questions."""

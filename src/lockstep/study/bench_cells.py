@@ -148,6 +148,8 @@ def scoring(subject: Benched, model: LanguageModel, length: int, device: torch.d
         return {PERPLEXITY[0]: math.exp(min(score_causal(model, data, device).loss, 700.0))}
 
     refused = subject.unscored or too_long(model, length)
+    if refused is None and subject.prepared is not None and "test" in subject.prepared.manifest.asked:
+        refused = "it was trained on tasks; see lockstep evaluate --task"
     if refused is None and subject.prepared is not None:
         there = len(subject.prepared.tokens("test"))
         refused = None if length < there else f"the test split has {there:,} tokens"

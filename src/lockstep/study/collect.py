@@ -29,7 +29,7 @@ from lockstep.report.results import (
 from lockstep.study.clocks import measured_of
 from lockstep.study.comparisons import PRIMARY, DocumentSums, Metric, Scored, compare_all
 from lockstep.study.contestants import group_of
-from lockstep.study.evaluation_results import commonsense, contexts, task_scores
+from lockstep.study.evaluation_results import Tests, commonsense, contexts, positions, task_scores
 from lockstep.study.match import cost_on_meta
 from lockstep.study.place import MEASURED, RESULTS, StudyPlace
 from lockstep.study.plan import CONTEXTS, matched_in_words, state_after
@@ -85,7 +85,7 @@ def contestant(study: StudySpec, name: str, place: StudyPlace) -> Contestant:
     runs = tuple(read_run_result(place.run(name, data), data, init, place.folder) for data, init in study.seeds.pairs)
     folders = [place.run(name, seed) for seed, _ in study.seeds.pairs]
     states = {after: state_after(spec, after) for after in sorted({length, *CONTEXTS})}
-    samples = found_in(folders[0], "samples")
+    samples, tests = found_in(folders[0], "samples"), Tests.of(study)
     return Contestant(
         name=name,
         architecture=study.contestants[name].architecture,
@@ -102,10 +102,10 @@ def contestant(study: StudySpec, name: str, place: StudyPlace) -> Contestant:
         positions=buckets(folders, "positions"),
         repeats=buckets(folders, "repeats"),
         lengths=lengths(folders),
-        beyond=buckets(folders, "positions", "beyond"),
-        contexts=contexts(folders),
-        tasks=task_scores({seed: place.run(name, seed) for seed, _ in study.seeds.pairs}),
-        commonsense=commonsense(folders),
+        beyond=positions(tests, folders),
+        contexts=contexts(tests, folders),
+        tasks=task_scores(tests, {seed: place.run(name, seed) for seed, _ in study.seeds.pairs}),
+        commonsense=commonsense(tests, folders),
         memory=found_in(folders[0], "memory") or None,
         samples=tuple(Sample(**one) for one in samples.get("samples", ())),
         pictures=tuple(Picture(**one) for one in found_in(folders[0], "pictures").get("pictures", ())),
@@ -119,16 +119,12 @@ def own_settings(study: StudySpec, name: str, folder: Path) -> dict[str, Any]:
     return {key: trained[key] for key in keys if key in trained}
 
 
-def buckets(folders: Sequence[Path], name: str, file: str = "test") -> tuple[Bucket, ...]:
+def buckets(folders: Sequence[Path], name: str) -> tuple[Bucket, ...]:
     """One breakdown over all repeats, the tokens of all of them together."""
     every = [
-        [
-            detail.Bucket(one["first"], one["last"], one["tokens"], one["tokens"] * one["loss"])
-            for one in found
-            if one["loss"] is not None
-        ]
+        [detail.Bucket(one["first"], one["last"], one["tokens"], one["tokens"] * one["loss"]) for one in found]
         for folder in folders
-        if (found := found_in(folder, file).get(name))
+        if (found := found_in(folder, "test").get(name))
     ]
     return tuple(Bucket.model_validate(one.as_dict()) for one in detail.joined(every))
 

@@ -9,8 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from lockstep.data.commonsense import find_commonsense
 from lockstep.data.corpora import CORPORA
 from lockstep.data.locations import cache_folder, search_folders
+from lockstep.data.tasks.babi import find_babi
 from lockstep.kernels import fla
 from lockstep.training.provenance import code_revision, versions
 
@@ -72,6 +74,8 @@ def _data() -> list[str]:
     lines = ["data", _row("searched", searched), _row("cache", str(cache_folder()))]
     for name, corpus in CORPORA.items():
         lines.append(_row(name, "found" if corpus.is_present() else "not found here"))
+    for name, find in (("bAbI", find_babi), ("common sense", find_commonsense)):
+        lines.append(_row(name, "found" if find() is not None else "not found here"))
     return lines
 
 

@@ -10,6 +10,7 @@ from lockstep.config.evaluate import EvaluateSpec
 from lockstep.config.spec import Spec
 from lockstep.config.tasks import AnyTask
 from lockstep.data.commonsense import read_commonsense
+from lockstep.data.tasks.haystacks import require_spelling
 from lockstep.data.tasks.registry import make_task
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.evaluation.beyond import measure_beyond
@@ -39,7 +40,8 @@ def check_tests(evaluate: EvaluateSpec, data: DataSpec, tokenizer: Tokenizer) ->
         for level in task.levels:
             task.instance("test", 0, min(lengths), level)
     if evaluate.commonsense is not None:
-        read_commonsense(evaluate.commonsense.sets, 1)
+        for name, choices in read_commonsense(evaluate.commonsense.sets, 1).items():
+            require_spelling(tokenizer, choices[0].continuations, f"commonsense {name}")
 
 
 def answers(spec: AnyTask, subject: Subject, model: LanguageModel) -> Found | None:

@@ -111,6 +111,8 @@ class StudyPlace:
     def _resolved(self, study: StudySpec) -> dict[str, Any]:
         """A study folder must be of use from any working directory."""
         resolved = study.model_dump(mode="json")
+        # What is not named is not tested by, and what is not said is as trained on: a default is neither.
+        resolved["evaluate"] = study.evaluate.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         for name, section in study.contestants.items():
             given = section.model_dump(mode="json", exclude_unset=True)
             resolved["contestants"][name] = given

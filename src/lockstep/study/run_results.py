@@ -76,10 +76,16 @@ def score(scores: dict[str, Any]) -> Score:
     return Score(perplexity=perplexity, **rest)
 
 
-def found_in(folder: Path, name: str, kind: str = "evaluations") -> dict[str, Any]:
-    """What was measured of a run under a name; empty where it was not, or the model cannot do it."""
+def found_in(folder: Path, name: str, kind: str = "evaluations", asked: Any = None) -> dict[str, Any]:
+    """What was measured of a run under a name; empty where it was not, or the model cannot do it.
+
+    With `asked`, only what was measured by these settings.
+    """
     path = folder / kind / f"{name}.json"
     if not path.exists():
         return {}
-    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8"))["found"]
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    if asked is not None and stored["asked"] != asked:
+        return {}
+    found: dict[str, Any] | None = stored["found"]
     return found or {}

@@ -16,6 +16,8 @@ from lockstep.training.schedule_file import read_schedule, write_schedule
 DECIDE_STEPS = (
     "data.batch_size",
     "data.max_sequence_length",
+    "data.task_sequences",
+    "data.tasks",
     "data.training_corpus",
     "tokenizer.tokenizer_type",
     "tokenizer.vocab_size",

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from lockstep.config.run import RunSpec
 from lockstep.data.corpora import names as corpus_names
-from lockstep.data.masking import IGNORED
 from lockstep.data.prepare import Prepared, prepare
 from lockstep.data.prepared import TOKENIZER
 from lockstep.data.stream import Noise, TokenStream, Windows
@@ -49,8 +48,8 @@ class Context:
 
     def batch(self, windows: Windows, step: int) -> StepBatch:
         """What a step, whose windows are the stream's, asks of the model."""
-        asked = self.prepared.targets("train", self.stream.target_places(step)) != IGNORED
-        return self.objective.batch(windows, asked, step)
+        kinds = self.prepared.asked("train", self.stream.target_places(step))
+        return self.objective.batch(windows, kinds, step)
 
     @property
     def name(self) -> str:

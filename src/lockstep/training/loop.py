@@ -28,6 +28,7 @@ from lockstep.training.distribution import (
 from lockstep.training.learning_rate import learning_rate_at
 from lockstep.training.ledger import Ledger
 from lockstep.training.metadata import checkpoint_metadata
+from lockstep.training.objective import Part
 from lockstep.training.optimizers import build_optimizers, set_learning_rate
 from lockstep.training.recorder import Recorder, StepRecord
 from lockstep.training.run_folder import prune
@@ -111,8 +112,8 @@ class Trainer:
         micros = self.training.gradient_accumulation_steps
         nats = torch.zeros((), device=context.device)
         for micro in range(micros):
-            inputs, targets = batch.part(micro, micros, context.world.rank, context.world.size, context.device)
-            nats += self._forward_backward(inputs, targets, batch.supervised, last=micro == micros - 1)
+            part = batch.part(micro, micros, context.world.rank, context.world.size, context.device)
+            nats += self._forward_backward(part, batch.total, last=micro == micros - 1)
         norm, skipped = self._update()
         self.ledger.record(windows, batch.supervised)
         scored = 0
@@ -122,16 +123,17 @@ class Trainer:
             StepRecord(self.ledger.step, self.ledger.tokens, batch.supervised, scored, rate, nats, norm, skipped)
         )
 
-    def _forward_backward(self, inputs: Tensor, targets: Tensor, supervised: int, last: bool) -> Tensor:
-        """Gradients of one micro-batch; the sum of its losses, without smoothing."""
+    def _forward_backward(self, part: Part, total: float, last: bool) -> Tensor:
+        """Gradients of one micro-batch; the sum of its losses, without smoothing or weights."""
         smoothing = self.training.label_smoothing
         with accumulating(self.callable, last):
             with self.autocast():
-                logits = self.callable(inputs)
-            losses = token_losses(logits, targets, smoothing).sum()
+                logits = self.callable(part.inputs)
+            losses = token_losses(logits, part.targets, smoothing)
+            counted = losses if part.weights is None else losses * part.weights
             # Processes average their gradients: times their number gives the mean over the whole step.
-            self.scaler.scale(losses * (self.context.world.size / supervised)).backward()
-        return (losses if smoothing == 0 else token_losses(logits.detach(), targets).sum()).detach()
+            self.scaler.scale(counted.sum() * (self.context.world.size / total)).backward()
+        return (losses if smoothing == 0 else token_losses(logits.detach(), part.targets)).sum().detach()
 
     def _update(self) -> tuple[Tensor | None, bool]:
         """Clip, step and clear: the gradient norm before clipping, and whether the step was skipped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +12,18 @@ from torch import Tensor
 
 from lockstep.config.run import RunSpec
 from lockstep.data.masking import IGNORED, mask_tokens
+from lockstep.data.prepared import ANSWER, UNASKED
 from lockstep.data.stream import Windows, share
 from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
+
+
+class Part(NamedTuple):
+    """Of a step: [sequences, length] each."""
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +33,22 @@ class StepBatch:
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
     supervised: int
+    weights: NDArray[np.float32] | None = None
+    """How much each target counts, zero where there is none; None: all of them alike."""
 
-    def part(self, micro: int, micros: int, rank: int, world_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    @property
+    def total(self) -> float:
+        """What the summed loss of the step is divided by."""
+        return self.supervised if self.weights is None else float(self.weights.sum(dtype=np.float64))
+
+    def part(self, micro: int, micros: int, rank: int, world_size: int, device: torch.device) -> Part:
         """One rank's share of one micro-batch."""
-        where = (micro, micros, rank, world_size)
-        inputs, targets = share(self.inputs, *where), share(self.targets, *where)
-        return (
-            torch.from_numpy(np.ascontiguousarray(inputs)).to(device, non_blocking=True),
-            torch.from_numpy(np.ascontiguousarray(targets)).to(device, non_blocking=True),
-        )
+
+        def mine(rows: NDArray[Any]) -> Tensor:
+            rows = np.ascontiguousarray(share(rows, micro, micros, rank, world_size))
+            return torch.from_numpy(rows).to(device, non_blocking=True)
+
+        return Part(mine(self.inputs), mine(self.targets), None if self.weights is None else mine(self.weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +59,15 @@ class Objective:
     probability: float
     tokenizer: Tokenizer
     seed: int
+    task_weight: float = 1.0
 
-    def batch(self, windows: Windows, asked: NDArray[np.bool_], step: int) -> StepBatch:
+    def batch(self, windows: Windows, kinds: NDArray[np.uint8] | None, step: int) -> StepBatch:
         """Inputs and targets of a step; masks depend on seed and step alone, never on rank or world size.
 
-        asked [sequences, length]: whether the next token is to be predicted; a task asks for some of them only.
+        kinds [sequences, length]: what each next token is among tasks; None where all is text.
         """
         if not self.masked:
-            return StepBatch(windows[:, :-1], np.where(asked, windows[:, 1:], IGNORED), int(asked.sum()))
+            return self.next_tokens(windows, kinds)
         mask_id = self.tokenizer.mask_id
         assert mask_id is not None
         inputs, targets = mask_tokens(
@@ -66,6 +84,17 @@ class Objective:
             raise UserError(f"step {step + 1} has no token that could be masked: all of its tokens are special")
         return StepBatch(inputs, targets, supervised)
 
+    def next_tokens(self, windows: Windows, kinds: NDArray[np.uint8] | None) -> StepBatch:
+        """The next token everywhere, or where it is asked for."""
+        if kinds is None:
+            return StepBatch(windows[:, :-1], windows[:, 1:], windows[:, 1:].size)
+        asked = kinds != UNASKED
+        targets = np.where(asked, windows[:, 1:], IGNORED)
+        weights = None
+        if self.task_weight != 1:
+            weights = np.where(kinds == ANSWER, self.task_weight, asked).astype(np.float32)
+        return StepBatch(windows[:, :-1], targets, int(asked.sum()), weights)
+
 
 def make_objective(run: RunSpec, causal: bool, tokenizer: Tokenizer) -> Objective:
     """The run's objective, checked against the architecture and the tokenizer."""
@@ -81,4 +110,4 @@ def make_objective(run: RunSpec, causal: bool, tokenizer: Tokenizer) -> Objectiv
             f"tokenizer.tokenizer_type {run.tokenizer.tokenizer_type} has no mask token, which"
             f" {run.model.architecture} needs; use wordpiece, unigram or bytes"
         )
-    return Objective(masked, run.training.mlm_probability, tokenizer, run.seed_for_data)
+    return Objective(masked, run.training.mlm_probability, tokenizer, run.seed_for_data, run.data.task_weight)

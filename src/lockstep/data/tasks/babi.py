@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lockstep.data.archives import open_content, read_members
-from lockstep.data.locations import search_folders, search_folders_in_words
+from lockstep.data.locations import find_archived, search_folders_in_words
 from lockstep.errors import UserError
 
 ARCHIVES = ("babi.tar.xz", "babi.tar.gz", "babi.zip", "tasks_1-20_v1-2.tar.gz")
@@ -79,7 +79,13 @@ class Babi:
     """The files, found and checked."""
 
     def __init__(self) -> None:
-        self._texts = _read(find_babi())
+        source = find_babi()
+        if source is None:
+            raise UserError(
+                f"babilong: no {ARCHIVES[0]}, nor a folder {FOLDER} with the tasks of bAbI, in"
+                f" {search_folders_in_words()}; put it into one of these folders (LOCKSTEP_DATA names more)"
+            )
+        self._texts = _read(source)
         self._tasks: dict[str, Questions] = {}
 
     def task(self, name: str) -> Questions:
@@ -95,18 +101,9 @@ def file_of(task: str, part: str) -> str:
     return next(name for name in FILES if f"/{task}_" in name and name.endswith(f"_{part}.txt"))
 
 
-def find_babi() -> Path:
-    """The folder or archive that holds the files."""
-    for folder in search_folders():
-        if all((folder / FOLDER / name).is_file() for name in FILES):
-            return folder / FOLDER
-        for archive in ARCHIVES:
-            if (folder / archive).is_file():
-                return folder / archive
-    raise UserError(
-        f"babilong: no {ARCHIVES[0]}, nor a folder {FOLDER} with the tasks of bAbI, in {search_folders_in_words()};"
-        " put it into one of these folders (LOCKSTEP_DATA names more)"
-    )
+def find_babi() -> Path | None:
+    """The folder or archive that holds the files, where there is one."""
+    return find_archived(FOLDER, FILES, ARCHIVES)
 
 
 def _read(source: Path) -> dict[str, str]:
