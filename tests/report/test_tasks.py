@@ -11,6 +11,7 @@ from scipy import stats
 from lockstep.report.answers import beats_chance, gap, hardest, nearest, pooled, rate, score_at
 from lockstep.report.figure import Figure
 from lockstep.report.figures import figures
+from lockstep.report.figures.drawing import log_ticks
 from lockstep.report.files import vector
 from lockstep.report.findings import verdict
 from lockstep.report.intervals import newcombe, wilson
@@ -359,3 +360,11 @@ def test_masked_models_are_not_asked() -> None:
     masked = contestant("bert", [1.0, 1.0], track="masked", tasks=(score,))
     assert said(masked) == []
     assert not [name for name in drawn(study([masked])) if name.startswith("task")]
+
+
+@pytest.mark.parametrize(("low", "high"), [(52.8, 54.1), (15.5, 16.7), (3, 3), (1, 10), (2, 5e6), (0.011, 0.0112)])
+def test_a_logarithmic_axis_always_has_numbers(low: float, high: float) -> None:
+    ticks = log_ticks([low, high])
+    inside = [tick for tick in ticks if low * 0.99 <= tick <= high * 1.01]
+    assert len(inside) >= (1 if low == high else 2)
+    assert len(ticks) <= 12

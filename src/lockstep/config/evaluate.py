@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from lockstep.config.commonsense import CommonsenseSpec
 from lockstep.config.lengths import LengthsSpec
@@ -59,6 +59,11 @@ class EvaluateSpec(Spec):
         if isinstance(given, dict):
             return {name: {} if knobs is None else knobs for name, knobs in given.items()}
         return given
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A name without knobs is asked for, so that what is not must not be named."""
+        return {name: knobs for name, knobs in dump(self).items() if knobs is not None}
 
     def tasks(self, trained: Sequence[AnyTask]) -> tuple[AnyTask, ...]:
         """Those to be tested by; one that was trained on has the same knobs, unless it is said otherwise."""

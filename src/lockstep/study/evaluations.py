@@ -17,6 +17,7 @@ from lockstep.evaluation.beyond import measure_beyond
 from lockstep.evaluation.commonsense import score_commonsense
 from lockstep.evaluation.tasks import score_task
 from lockstep.models.language_model import LanguageModel
+from lockstep.progress import showing
 from lockstep.study.subject import Finder, Found, Subject
 
 DEPTHS = 5
@@ -49,7 +50,9 @@ def answers(spec: AnyTask, subject: Subject, model: LanguageModel) -> Found | No
     if not model.causal:
         return None
     task, bands = make_task(spec, subject.prepared.tokenizer), getattr(spec, "depths", DEPTHS)
-    scores = score_task(model, task, spec.lengths or (subject.length,), spec.instances, bands)
+    with showing(f"{subject.run.experiment_name} {spec.name}", "share") as progress:
+        lengths = spec.lengths or (subject.length,)
+        scores = score_task(model, task, lengths, spec.instances, bands, progress.reach)
     return {"scores": [one.as_dict() for one in scores]}
 
 

@@ -96,6 +96,8 @@ class StudyPlace:
         before = self.read()
         added = [f"contestant {name}" for name in study.contestants if name not in before.contestants]
         added += [f"seed {seed}" for seed in study.seeds.data if seed not in before.seeds.data]
+        named = before.evaluate.model_dump()
+        added += [f"test {name}" for name in study.evaluate.model_dump() if name not in named]
         if added:
             whole_file(self.folder / CHANGES, "".join(f"{one}\n" for one in (*self._added(), *added)))
 
@@ -112,7 +114,7 @@ class StudyPlace:
         """A study folder must be of use from any working directory."""
         resolved = study.model_dump(mode="json")
         # What is not named is not tested by, and what is not said is as trained on: a default is neither.
-        resolved["evaluate"] = study.evaluate.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        resolved["evaluate"] = study.evaluate.model_dump(mode="json", exclude_unset=True)
         for name, section in study.contestants.items():
             given = section.model_dump(mode="json", exclude_unset=True)
             resolved["contestants"][name] = given

@@ -67,10 +67,15 @@ def tests_table(results: dict[str, Result]) -> str:
 
 def tables(test: str, result: Result) -> list[list[list[str]]]:
     if test == "beyond":
-        return [positions(result), contexts(result)] if result.get("positions") else [[["no text of such length"]]]
+        if not result.get("positions"):
+            return [[["the test split is made of tasks, and has no text to read"]]]
+        return [positions(result), contexts(result)]
     if test == "commonsense":
         return [[["set", "metric", "value", "± error", "chance", "examples"], *map(answered_set, result["scores"])]]
-    return [[["level", "tokens", "right", "chance", "answers"], *map(answered_level, result["scores"])]]
+    left_out = sorted(set(result["asked"]["lengths"]) - {one["length"] for one in result["scores"]})
+    told = [[[f"no positions for {', '.join(f'{one:,}' for one in left_out)} tokens"]]] if left_out else []
+    rows = [*map(answered_level, result["scores"])]
+    return [*([[["level", "tokens", "right", "chance", "answers"], *rows]] if rows else []), *told]
 
 
 def answered_level(one: Result) -> list[str]:

@@ -171,7 +171,7 @@ def encode_text(tokenizer: Tokenizer, text: str) -> Tokens:
 def require_spelling(tokenizer: Tokenizer, texts: Iterable[str], task: str) -> None:
     """Raise where a tokenizer cannot write one of these: an answer that it cannot tell from another is no answer."""
     if tokenizer.kind == SymbolTokenizer.kind:
-        raise UserError(f"{task}: made of text, and tokenizer_type symbols has none; take bytes, bpe or gpt2")
+        raise UserError(f"{task}: made of text, and tokenizer_type symbols has none; take bytes, gpt2 or file")
     for text in texts:
         back = tokenizer.decode(encode_text(tokenizer, text).tolist())
         if "".join(back.split()).lower() != "".join(text.split()).lower():

@@ -87,7 +87,8 @@ def symbols(tokenizer: Tokenizer, count: int, task: str) -> Tokens:
     regular = np.setdiff1d(np.arange(tokenizer.vocab_size), sorted(tokenizer.special_ids))
     if len(regular) < count:
         raise UserError(
-            f"{task}: {count} symbols are needed, but the {tokenizer.kind} tokenizer has {len(regular)} tokens;"
-            " lower its vocabulary, or take tokenizer_type symbols"
+            f"{task}: {count} symbols are needed, but the {tokenizer.kind} tokenizer has {len(regular)} besides its"
+            " special ones; lower the task's vocabulary, or take tokenizer.tokenizer_type symbols with a larger"
+            " tokenizer.vocab_size"
         )
     return regular[:count].astype(np.int64)

@@ -89,8 +89,9 @@ def log_ticks(numbers: Sequence[float]) -> list[float]:
         ticks = [float(f"{step}e{power}") for power in decades for step in steps]
         there = [tick for tick in ticks if low / 1.1 <= tick <= high * 1.1]
         if len(there) >= 4:
-            break
-    return there
+            return there
+    # Numbers too close for round ones: four of three digits, evenly spaced.
+    return sorted({float(f"{low + (high - low) * part / 3:.3g}") for part in range(4)})
 
 
 def names_in(rows: Sequence[Row]) -> set[str]:
