@@ -20,11 +20,7 @@ from lockstep.config.tasks import CopyingSpec, InductionSpec, NoiseSpec, RecallS
 from lockstep.data.byte_tokenizer import ByteTokenizer
 from lockstep.data.character_tokenizer import CharacterTokenizer
 from lockstep.data.randomness import Draws
-from lockstep.data.tasks.copying import Copying
-from lockstep.data.tasks.induction import Induction
-from lockstep.data.tasks.noise import NoisyRecall
-from lockstep.data.tasks.recall import Recall
-from lockstep.data.tasks.states import States
+from lockstep.data.tasks.registry import make_task
 from lockstep.data.tasks.task import SPLIT_SHARES, Instance, Task
 from lockstep.data.tokenizer_base import Tokenizer
 from lockstep.errors import UserError
@@ -58,18 +54,7 @@ GOLDEN = {
 
 
 def build(spec: SymbolSpec, tokenizer: Tokenizer | None = None) -> Task:
-    tokenizer = tokenizer or ByteTokenizer()
-    match spec:
-        case RecallSpec():
-            return Recall(spec, tokenizer)
-        case InductionSpec():
-            return Induction(spec, tokenizer)
-        case CopyingSpec():
-            return Copying(spec, tokenizer)
-        case StatesSpec():
-            return States(spec, tokenizer)
-        case NoiseSpec():
-            return NoisyRecall(spec, tokenizer)
+    return make_task(spec, tokenizer or ByteTokenizer())
 
 
 def answer_places(instance: Instance) -> list[int]:
