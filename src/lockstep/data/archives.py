@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -53,6 +54,23 @@ def read_members(path: Path, members: Collection[str]) -> dict[str, bytes]:
         if member not in found:
             raise _lacks(path, member)
     return found
+
+
+def read_checked(source: Path, folder: str, checksums: Mapping[str, str]) -> dict[str, bytes]:
+    """Files by name from a folder, or from an archive of a folder of that name, each compared with its sha256."""
+    if source.is_dir():
+        contents = {}
+        for name in checksums:
+            with open_content(source / name) as stream:
+                contents[name] = stream.read()
+    else:
+        members = read_members(source, [f"{folder}/{name}" for name in checksums])
+        contents = {name: members[f"{folder}/{name}"] for name in checksums}
+    for name, checksum in checksums.items():
+        found = hashlib.sha256(contents[name]).hexdigest()
+        if found != checksum:
+            raise UserError(f"{source}: {name} has sha256 {found}, not {checksum}; fetch it again")
+    return contents
 
 
 @contextmanager

@@ -8,7 +8,6 @@ one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.commonsense import CommonsenseName
-from lockstep.data.archives import open_content, read_members
+from lockstep.data.archives import read_checked
 from lockstep.data.locations import find_archived, search_folders_in_words
 from lockstep.errors import UserError
 
@@ -123,11 +122,11 @@ def read_commonsense(
             f"commonsense: no {ARCHIVES[0]} or folder {FOLDER} in {search_folders_in_words()}; put it into one of"
             f" these folders (LOCKSTEP_DATA names more)"
         )
-    contents = _contents(place, names)
+    contents = read_checked(place, FOLDER, {SOURCES[name].file: SOURCES[name].sha256 for name in names})
     sets = {}
     for name in names:
         # Bytes are split at line breaks alone; text would be at other separators too, which a passage may hold.
-        lines = contents[name].splitlines()[:examples]
+        lines = contents[SOURCES[name].file].splitlines()[:examples]
         sets[name] = [SOURCES[name].read(json.loads(line)) for line in lines]
     return sets
 
@@ -135,19 +134,3 @@ def read_commonsense(
 def find_commonsense() -> Path | None:
     """The folder or archive that holds the sets, where there is one."""
     return find_archived(FOLDER, (source.file for source in SOURCES.values()), ARCHIVES)
-
-
-def _contents(place: Path, names: Sequence[CommonsenseName]) -> dict[CommonsenseName, bytes]:
-    contents: dict[CommonsenseName, bytes] = {}
-    if place.is_dir():
-        for name in names:
-            with open_content(place / SOURCES[name].file) as stream:
-                contents[name] = stream.read()
-    else:
-        members = read_members(place, [f"{FOLDER}/{SOURCES[name].file}" for name in names])
-        contents = {name: members[f"{FOLDER}/{SOURCES[name].file}"] for name in names}
-    for name in names:
-        found, source = hashlib.sha256(contents[name]).hexdigest(), SOURCES[name]
-        if found != source.sha256:
-            raise UserError(f"{place}: {source.file} has sha256 {found}, not {source.sha256}; fetch it again")
-    return contents

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from lockstep.data.archives import open_content, read_members
+from lockstep.data.archives import read_checked
 from lockstep.data.corpus import Corpus
 from lockstep.data.locations import find_archived, search_folders_in_words
 from lockstep.errors import UserError
@@ -57,7 +56,7 @@ def english_novels(name: str, description: str) -> Corpus:
             f"corpus {name}: no {ARCHIVES[0]}, nor a folder {FOLDER} with its 22 books, in "
             f"{search_folders_in_words()}; put it into one of these folders (LOCKSTEP_DATA names more)"
         )
-    books = cache(lambda: _read(source))
+    books = cache(lambda: read_checked(source, FOLDER, BOOKS))
 
     def read(split: str) -> Iterator[bytes]:
         return (books()[name] for name in BOOKS if HELD_OUT.get(name, "train") == split)
@@ -69,19 +68,3 @@ def english_novels(name: str, description: str) -> Corpus:
 def find_novels() -> Path | None:
     """The folder or archive that holds the books, where there is one."""
     return find_archived(FOLDER, BOOKS, ARCHIVES)
-
-
-def _read(source: Path) -> dict[str, bytes]:
-    books: dict[str, bytes] = {}
-    if source.is_dir():
-        for name in BOOKS:
-            with open_content(source / name) as stream:
-                books[name] = stream.read()
-    else:
-        members = read_members(source, [f"{FOLDER}/{name}" for name in BOOKS])
-        books = {name: members[f"{FOLDER}/{name}"] for name in BOOKS}
-    for name, checksum in BOOKS.items():
-        found = hashlib.sha256(books[name]).hexdigest()
-        if found != checksum:
-            raise UserError(f"{source}: {name} has sha256 {found}, not {checksum}; fetch it again")
-    return books

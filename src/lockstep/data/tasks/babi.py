@@ -10,12 +10,11 @@ The files are taken as they are. In qa5, one in 500 of the answers is not what w
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.data.archives import open_content, read_members
+from lockstep.data.archives import read_checked
 from lockstep.data.locations import find_archived, search_folders_in_words
 from lockstep.errors import UserError
 
@@ -85,7 +84,8 @@ class Babi:
                 f"babilong: no {ARCHIVES[0]}, nor a folder {FOLDER} with the tasks of bAbI, in"
                 f" {search_folders_in_words()}; put it into one of these folders (LOCKSTEP_DATA names more)"
             )
-        self._texts = _read(source)
+        contents = read_checked(source, FOLDER, FILES)
+        self._texts = {name: content.decode("ascii") for name, content in contents.items()}
         self._tasks: dict[str, Questions] = {}
 
     def task(self, name: str) -> Questions:
@@ -104,22 +104,6 @@ def file_of(task: str, part: str) -> str:
 def find_babi() -> Path | None:
     """The folder or archive that holds the files, where there is one."""
     return find_archived(FOLDER, FILES, ARCHIVES)
-
-
-def _read(source: Path) -> dict[str, str]:
-    contents: dict[str, bytes] = {}
-    if source.is_dir():
-        for name in FILES:
-            with open_content(source / name) as stream:
-                contents[name] = stream.read()
-    else:
-        members = read_members(source, [f"{FOLDER}/{name}" for name in FILES])
-        contents = {name: members[f"{FOLDER}/{name}"] for name in FILES}
-    for name, checksum in FILES.items():
-        found = hashlib.sha256(contents[name]).hexdigest()
-        if found != checksum:
-            raise UserError(f"{source}: {name} has sha256 {found}, not {checksum}; fetch it again")
-    return {name: content.decode("ascii") for name, content in contents.items()}
 
 
 def stories(text: str) -> list[list[Question]]:
