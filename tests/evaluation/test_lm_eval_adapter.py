@@ -80,7 +80,7 @@ def ours(model: HuggingFaceModel, tokenizer: Tokenizer) -> LockstepLM:
 def theirs(model: HuggingFaceModel, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The harness's own class around the very same network, with the library's own form of the tokenizer."""
     pytest.importorskip("accelerate", reason="the harness's own class for Hugging Face models needs it")
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="the library whose model this is is not installed")
     huggingface = importlib.import_module("lm_eval.models.huggingface")
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(folder)
