@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
-import importlib.metadata
 import os
 import re
 import statistics
@@ -31,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer import PEER, import_peer, peer_model, peer_parameters, peer_version
 from side_by_side import emit, forward_backward, in_turns, paired, report, say, training_step
 from torch import Tensor, nn
 
@@ -58,7 +57,6 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 }
 """glibc keeps freed blocks between blocks in use; with a fixed threshold it gives each tensor's memory back at once."""
 
-PEER = "titans-pytorch"
 PEER_STEP = 0.1
 """Its largest step. With its own default, 1, the loss of an untrained model is NaN at updated weights."""
 PEER_VARIANTS: dict[str, dict[str, Any]] = {
@@ -195,7 +193,7 @@ def measure_training(widths: Widths, rounds: int) -> None:
 def measure_peer(widths: Widths, rounds: int) -> None:
     """Without an optimizer: with several memory heads the peer's weights are expanded, and no step can be taken."""
     try:
-        peer = importlib.import_module("titans_pytorch")
+        peer = import_peer()
     except ImportError:
         emit({"name": "peer", "contestant": PEER, "value": None, "status": "not installed"})
         return
@@ -218,7 +216,7 @@ def beside_peer(peer: Any, widths: Widths, settings: Mapping[str, dict[str, Any]
     models |= {name: peer_model(peer, chosen) for name, chosen in settings.items()}
     seconds = in_turns({name: partial(both_ways, model, tokens) for name, model in models.items()}, rounds)
     count = tokens[:, 1:].numel()
-    version = importlib.metadata.version(PEER)
+    version = peer_version()
     for name, chosen in settings.items():
         counted, loss = peer_parameters(models[name]), forward_backward(models[name], tokens)
         more: dict[str, Any] = {"non_embedding_parameters": counted, "loss": loss, "settings": chosen}
@@ -255,18 +253,6 @@ def peer_settings(peer: Any, variant: Mapping[str, Any], target: int) -> dict[st
         return fixed | {"ff_mult": 1.5 * (hidden + 0.5) / DIM}
 
     return with_width(width_for(target, lambda hidden: peer_parameters(peer_model(peer, with_width(hidden)))))
-
-
-def peer_model(peer: Any, settings: Mapping[str, Any]) -> nn.Module:
-    torch.manual_seed(0)
-    model: nn.Module = peer.MemoryAsContextTransformer(**settings)
-    return model
-
-
-def peer_parameters(model: nn.Module) -> int:
-    """Without tables of tokens and positions, and without the templates and frequencies that never get a gradient."""
-    left_out = re.compile(r"token_emb\.|to_logits\.|axial_pos_emb\.|.*\.memory_model\.|.*\.rotary_emb\.")
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if not left_out.match(name))
 
 
 def measure_memory(widths: Widths, rounds: int) -> None:

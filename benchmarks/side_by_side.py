@@ -12,12 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.models.loss import token_losses
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.loss import TokenLosses, token_losses
+
+
+def mean_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Of the next tokens, as the training loop takes it; a peer's model gives logits."""
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    if isinstance(model, LanguageModel):
+        found: TokenLosses = model(inputs, targets=targets)
+        return found.losses.mean()
+    return token_losses(model(inputs), targets).mean()
 
 
 def forward_backward(model: nn.Module, tokens: Tensor) -> float:
     """The loss; gradients are left in the model."""
-    loss = token_losses(model(tokens[:, :-1]), tokens[:, 1:]).mean()
+    loss = mean_loss(model, tokens)
     loss.backward()
     return loss.item()
 

@@ -21,12 +21,21 @@ from lockstep.data.masking import IGNORED, mask_tokens
 from lockstep.data.prepare import Prepared
 from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
-from lockstep.models.loss import token_losses
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.loss import TokenLosses, losses_of_logits
 
 Predict = Callable[[Tensor], Tensor]
-"""Logits [batch, time, vocab] of tokens [batch, time]."""
+"""Logits [batch, time, vocab] of tokens [batch, time]; a language model is one."""
 Progress = Callable[[float], None]
 """Told the share of the work that is done."""
+
+
+class TokenScores(NamedTuple):
+    """What is known of targets [batch, time]; both have their shape."""
+
+    nats: Tensor
+    hits: Tensor
+    """Whether the likeliest token is the target."""
 
 
 @dataclass(slots=True)
@@ -38,11 +47,16 @@ class LanguageScore:
     tokens: int = 0
     bytes: int = 0
 
+    @torch.no_grad()
     def add(self, logits: Tensor, targets: Tensor, lengths: NDArray[np.int64]) -> None:
         """Score logits [batch, time, vocab] against targets [batch, time], whose bytes are `lengths`."""
+        self.enter(scores_of(losses_of_logits(logits, targets)), targets, lengths)
+
+    def enter(self, scores: TokenScores, targets: Tensor, lengths: NDArray[np.int64]) -> None:
+        """The same of what is known of each target [batch, time] already."""
         scored = targets != IGNORED
-        self.nats += token_losses(logits, targets).double().sum().item()
-        self.correct += int(((logits.argmax(dim=-1) == targets) & scored).sum())
+        self.nats += scores.nats.double().sum().item()
+        self.correct += int((scores.hits & scored).sum())
         self.tokens += int(scored.sum())
         self.bytes += int(lengths[scored.cpu().numpy()].sum())
 
@@ -109,14 +123,28 @@ class HeldOut:
 
 
 @torch.no_grad()
+def score_tokens(predict: Predict, inputs: Tensor, targets: Tensor) -> TokenScores:
+    """Of targets [batch, time] after inputs [batch, time]; a language model holds the logits of a piece at a time."""
+    if isinstance(predict, LanguageModel):
+        return scores_of(predict(inputs, targets=targets))
+    return scores_of(losses_of_logits(predict(inputs), targets))
+
+
+def scores_of(found: TokenLosses) -> TokenScores:
+    """What a model gives where no gradients are recorded."""
+    assert found.hits is not None
+    return TokenScores(found.nats, found.hits)
+
+
+@torch.no_grad()
 def score_causal(
     predict: Predict, data: HeldOut, device: torch.device, progress: Progress | None = None
 ) -> LanguageScore:
     """Next-token scores."""
     score = LanguageScore()
-    for windows, targets, lengths in data.read(progress):
-        inputs = torch.from_numpy(windows[:, :-1]).to(device)
-        score.add(predict(inputs), torch.from_numpy(targets).to(device), lengths)
+    for windows, wanted, lengths in data.read(progress):
+        inputs, targets = torch.from_numpy(windows[:, :-1]).to(device), torch.from_numpy(wanted).to(device)
+        score.enter(score_tokens(predict, inputs, targets), targets, lengths)
     return score
 
 
@@ -128,9 +156,10 @@ def score_masked(
     score, first = LanguageScore(), 0
     for windows, _, lengths in data.read(progress):
         # A window's targets, so that byte lengths and tokens stand side by side.
-        inputs, targets = hide(windows[:, 1:], probability, data.prepared.tokenizer, first)
+        rows = hide(windows[:, 1:], probability, data.prepared.tokenizer, first)
         first += len(windows)
-        score.add(predict(torch.from_numpy(inputs).to(device)), torch.from_numpy(targets).to(device), lengths)
+        inputs, targets = (torch.from_numpy(one).to(device) for one in rows)
+        score.enter(score_tokens(predict, inputs, targets), targets, lengths)
     if not score.tokens:
         raise UserError(f"the {data.split} split has no token that could be masked")
     return score
@@ -163,8 +192,8 @@ def score_pseudo(
         eligible = np.flatnonzero(~np.isin(window[0, 1:], list(special_ids)))
         for hidden in torch.from_numpy(eligible).to(device).split(data.batch_size):
             copies = torch.arange(len(hidden), device=device)
-            inputs = row.repeat(len(hidden), 1)
-            inputs[copies, hidden] = mask_id
-            logits = predict(inputs)[copies, hidden]
-            score.add(logits[None], row[None, hidden], lengths[:, hidden.cpu().numpy()])
+            inputs, targets = row.repeat(len(hidden), 1), torch.full((len(hidden), len(row)), IGNORED, device=device)
+            inputs[copies, hidden], targets[copies, hidden] = mask_id, row[hidden]
+            nats, hits = (one[copies, hidden][None] for one in score_tokens(predict, inputs, targets))
+            score.enter(TokenScores(nats, hits), row[None, hidden], lengths[:, hidden.cpu().numpy()])
     return score

@@ -102,10 +102,3 @@ def run(operation: Operation, state: Tensor, queries: Tensor, **rows: Tensor) ->
 def ran() -> tuple[str, ...]:
     """Operations that these kernels have run in this process."""
     return tuple(sorted(_ran))
-
-
-def backend() -> str:
-    """What has computed this process's recurrences, for the record."""
-    if not _ran:
-        return "torch"
-    return f"torch; fla-core {importlib.metadata.version('fla-core')} ({', '.join(ran())})"

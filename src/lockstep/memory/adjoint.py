@@ -324,17 +324,18 @@ def squared_error_after_norm(parts: HeadParts, error: Tensor, bar: Tensor, spec:
 
 
 def differentiated(function: Callable[..., Sequence[Part]], parts: Sequence[Part], bars: Sequence[Part]) -> list[Part]:
-    """The adjoints of a function's arguments, None for those that are absent or have no part in it."""
-    with torch.enable_grad():
-        leaves = [None if part is None else part.detach().requires_grad_() for part in parts]
-        values = function(*leaves)
-    moving = [
-        (value, bar) for value, bar in zip(values, bars, strict=True) if value is not None and value.requires_grad
-    ]
-    present = [leaf for leaf in leaves if leaf is not None]
-    outputs, weights = [value for value, _ in moving], [bar for _, bar in moving]
-    found = iter(torch.autograd.grad(outputs, present, weights, allow_unused=True))
-    return [None if leaf is None else next(found) for leaf in leaves]
+    """The adjoints of a function's arguments, None for those that are absent."""
+    there = [i for i, part in enumerate(parts) if part is not None]
+    wanted = tuple(bar for bar in bars if bar is not None)
+
+    def of_present(*present: Tensor) -> tuple[Part, ...]:
+        given = dict(zip(there, present, strict=True))
+        values = function(*(given.get(i) for i in range(len(parts))))
+        return tuple(value for value, bar in zip(values, bars, strict=True) if bar is not None)
+
+    _, pull = torch.func.vjp(of_present, *(parts[i] for i in there))
+    found = dict(zip(there, pull(wanted), strict=True))
+    return [found.get(i) for i in range(len(parts))]
 
 
 def plus(bar: Tensor, more: Part) -> Tensor:

@@ -37,7 +37,7 @@ class _Products(torch.autograd.Function):
         time = gates.shape[-1]
         above = torch.ones(time, time, dtype=torch.bool, device=gates.device).triu()
         factors = gates[..., :, None].expand(*gates.shape, time).masked_fill(above, 1.0)
-        products = factors.cumprod_(dim=-2).tril_()
+        products = factors.cumprod(dim=-2).tril()  # out of place: see `advanced` of `trace`
         ctx.save_for_backward(products)
         return products
 

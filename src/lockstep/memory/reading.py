@@ -44,7 +44,8 @@ def applied(x: Tensor, matrix: Matrix, shares: Shares) -> Tensor:
         z.addcmul_(torch.bmm(x, matrix.anchor), 1 - shares.kept)
     if matrix.base is not None:
         z.baddbmm_(x, matrix.base)
-    return z.baddbmm_(torch.bmm(x, matrix.inputs.mT).mul_(shares.written), matrix.errors, alpha=-1)
+    scores = torch.bmm(x, matrix.inputs.mT).mul_(shares.written)
+    return torch.baddbmm(z, scores, matrix.errors, alpha=-1)  # out of place: see `advanced` of `trace`
 
 
 def through_applied(bar: Tensor, x: Tensor, matrix: Matrix, shares: Shares) -> tuple[Tensor, Matrix, Shares]:

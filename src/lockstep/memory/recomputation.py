@@ -14,9 +14,10 @@ T = TypeVar("T")
 def recomputed(function: Callable[..., T], *arguments: Any) -> T:
     """The function's value; where gradients are wanted, only its arguments are kept, and it is run again for them.
 
-    It must not draw random numbers: the second time they would be others.
+    It must not draw random numbers: the second time they would be others. A compiler sees the whole graph and chooses
+    itself what to compute again, so that it is not told.
     """
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return function(*arguments)
     value: T = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return value

@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep.memory.checks import check
 from lockstep.memory.chunked import chunked
 from lockstep.memory.exact import exact
+from lockstep.memory.kernel import kernel, pays
 from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
 from lockstep.memory.spec import MemorySpec
@@ -54,10 +55,12 @@ def stream(
     spec: MemorySpec,
     outer: Outer,
     position: int | None = None,
+    by_kernel: bool | None = None,
 ) -> tuple[Tensor, MemoryState]:
     """Reads [batch, heads, time, value_dim] and the state after the last token; any split gives the same.
 
     `position` is where all samples stand, if the caller knows it: else they are asked, for which a device must wait.
+    `by_kernel` says whether Triton runs what lies in whole chunks; None leaves it to `pays`.
     """
     check(queries, keys, values, gates, Memory(state.weights, state.velocity or None), spec)
     batch, heads, time = keys.shape[:3]
@@ -65,23 +68,36 @@ def stream(
     affine, anchor = rows.affine(outer), rows.anchor(outer, spec)
     memory = Memory(rows.weights(state.weights), rows.weights(state.velocity) or None)
     point = rows.weights(state.point)
+    by_kernel = pays(queries, state.weights, spec) if by_kernel is None else by_kernel
     reads, done = [], 0
     with exactly(keys.device):
         for piece in pieces(state.position if position is None else position, time, spec):
-            tokens = rows.tokens(queries, keys, values, gates, slice(done, done + piece.size), piece.chunk)
-            if spec.exact and piece.size > 1:
-                said, memory = exact(tokens, memory, spec, affine, anchor)
-            else:
-                said, memory = chunked(tokens, memory, point, spec, affine, anchor)
+            here = slice(done, done + piece.size)
             done += piece.size
+            if by_kernel and piece.closes and piece.chunk == spec.chunk:
+                said, memory = kernel(*cut(queries, keys, values, gates, here), memory, spec, outer)
+            else:
+                tokens = rows.tokens(queries, keys, values, gates, here, piece.chunk)
+                if spec.exact and piece.size > 1:
+                    said, memory = exact(tokens, memory, spec, affine, anchor)
+                else:
+                    said, memory = chunked(tokens, memory, point, spec, affine, anchor)
+                said = rows.joined(said)
             closed = piece.closes if piece.closes is not None else at_start(state.position + done, heads, spec)
             point = reopened(point, memory.weights, closed)
-            reads.append(rows.joined(said))
+            reads.append(said)
     after = MemoryState(
         rows.apart(point), rows.apart(memory.weights), rows.apart(memory.velocity or ()), state.position + time
     )
     joined = reads[0] if len(reads) == 1 else torch.cat(reads, dim=2)
     return joined.to(queries.dtype), after
+
+
+def cut(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, here: slice
+) -> tuple[Tensor, Tensor, Tensor, Gates]:
+    """A piece of the time of each."""
+    return queries[:, :, here], keys[:, :, here], values[:, :, here], gates.each(lambda gate: gate[:, :, here])
 
 
 def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:

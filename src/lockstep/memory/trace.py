@@ -185,6 +185,8 @@ def advanced(i: int, memory: Memory, made: Writes, given: Given) -> Memory:
             assert velocity_written is not None
             velocity = memory.velocity[layer]
             moved.addcmul_(velocity, carried[i])
-            velocities.append((velocity * velocity_kept[i]).baddbmm_(inputs, errors * velocity_written[i], alpha=-1))
-        weights.append(moved.baddbmm_(inputs, errors * written[i], alpha=-1))
+            # Out of place: what a compiled autograd.Function makes in place has wrong gradients under torch 2.11.
+            coasting = velocity * velocity_kept[i]
+            velocities.append(torch.baddbmm(coasting, inputs, errors * velocity_written[i], alpha=-1))
+        weights.append(torch.baddbmm(moved, inputs, errors * written[i], alpha=-1))
     return Memory(tuple(weights), tuple(velocities) if memory.velocity is not None else None)

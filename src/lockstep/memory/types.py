@@ -58,7 +58,8 @@ class Outer(NamedTuple):
 
 def exactly(device: torch.device) -> AbstractContextManager[object]:
     """Where autocast would lower the products of a memory, it is turned off."""
-    if not torch.amp.is_autocast_available(device.type):
+    # A device without autocast is never compiled for, and the compiler cannot look at the question.
+    if not torch.compiler.is_compiling() and not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 

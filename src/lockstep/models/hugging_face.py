@@ -17,6 +17,7 @@ from lockstep.models.cost import Cost
 from lockstep.models.hugging_face_cache import CacheLayout, find_layout, takes_positions
 from lockstep.models.hugging_face_config import grows_with, in_one_line, network, pretrained
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.loss import TokenLosses, losses_of_logits
 from lockstep.models.state import State, state_bytes
 
 if TYPE_CHECKING:
@@ -49,9 +50,19 @@ class HuggingFaceModel(LanguageModel):
         if not empty:
             refuse_unless_causal(self)
 
-    def forward(self, tokens: Tensor, state: State | None = None) -> Tensor:
-        if state is not None:
-            return self.step(tokens, state)[0]
+    def forward(
+        self,
+        tokens: Tensor,
+        state: State | None = None,
+        targets: Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> Tensor | TokenLosses:
+        """Losses are those of all logits at once: what a family makes of them after its table is its own affair."""
+        logits = self._whole(tokens) if state is None else self.step(tokens, state)[0]
+        return logits if targets is None else losses_of_logits(logits, targets, label_smoothing)
+
+    def _whole(self, tokens: Tensor) -> Tensor:
+        """Logits of a whole sequence."""
         self._check_room(tokens, None)
         logits: Tensor = self.network(input_ids=tokens, use_cache=False, **self._no_cache(tokens.device)).logits
         return logits

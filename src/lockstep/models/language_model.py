@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lockstep.models.block import Block
 from lockstep.models.cost import Cost, product_flops
+from lockstep.models.loss import TokenLosses, projected_losses
 from lockstep.models.mixers.attention import POSITION_BYTES
 from lockstep.models.sampling import Sampling, sample
 from lockstep.models.spec import ModelSpec
@@ -21,7 +22,10 @@ INITIAL_STD = 0.02
 
 
 class LanguageModel(nn.Module):
-    """`model(tokens)` gives logits [batch, time, vocab] for tokens [batch, time]."""
+    """`model(tokens)` gives logits [batch, time, vocab] for tokens [batch, time].
+
+    `model(tokens, targets=targets)` gives the losses of targets [batch, time], and holds the logits of some at a time.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -40,8 +44,17 @@ class LanguageModel(nn.Module):
             self.head.weight = self.embedding.weight
         self.initialise()
 
-    def forward(self, tokens: Tensor, state: State | None = None) -> Tensor:
-        """Logits for a whole sequence, or for the continuation of the one that `state` stands at."""
+    def forward(
+        self,
+        tokens: Tensor,
+        state: State | None = None,
+        targets: Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> Tensor | TokenLosses:
+        """Logits for a whole sequence, or for the continuation of the one that `state` stands at.
+
+        With targets, their losses instead; a wrapped model gives both by the same call.
+        """
         x = self.embed(tokens, None if state is None else state["position"])
         for layer, block in enumerate(self.blocks):
             carried = None if state is None else state["layers"][layer]
@@ -49,7 +62,9 @@ class LanguageModel(nn.Module):
                 x = checkpoint(block, x, carried, use_reentrant=False)
             else:
                 x = block(x, carried)
-        return self.logits(x)
+        if targets is None:
+            return self.logits(x)
+        return projected_losses(self.output_rows(x), self.head, targets, label_smoothing)
 
     def step(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Logits for any number of tokens after `state`, which is left as it was; None starts a sequence."""
@@ -88,7 +103,12 @@ class LanguageModel(nn.Module):
             raise ValueError(f"{started + time} tokens, but max_length gives {self.spec.max_length} positions")
 
     def logits(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.output_transform(self.norm(x)))
+        y: Tensor = self.head(self.output_rows(x))
+        return y
+
+    def output_rows(self, x: Tensor) -> Tensor:
+        """What the output table is multiplied with, [batch, time, dim]."""
+        y: Tensor = self.output_transform(self.norm(x))
         return y
 
     def generate(

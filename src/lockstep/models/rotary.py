@@ -6,17 +6,36 @@ import torch
 from torch import Tensor
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float, dims: int | None = None) -> Tensor:
+def rotate(x: Tensor, positions: Tensor, theta: float, dims: int | None = None, below: int | None = None) -> Tensor:
     """Turn each pair (x[i], x[i + half]) by an angle that grows with position.
 
     x [batch, heads, time, head_dim], positions [batch or 1, time]; only the first `dims`, an even number, are turned.
+    All positions are less than `below`, if that is known.
     """
     if dims is not None and dims < x.shape[-1]:
-        return torch.cat((rotate(x[..., :dims], positions, theta), x[..., dims:]), dim=-1) if dims else x
+        return torch.cat((rotate(x[..., :dims], positions, theta, None, below), x[..., dims:]), dim=-1) if dims else x
     half = x.shape[-1] // 2
     exact = torch.promote_types(x.dtype, torch.float32)
-    rates = theta ** (-torch.arange(half, device=x.device, dtype=exact) / half)
-    angles = positions[:, None, :, None].to(exact) * rates
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = (part[:, None] for part in turns(positions, half, theta, exact, below))
     first, second = x.to(exact).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def turns(
+    positions: Tensor, half: int, theta: float, dtype: torch.dtype, below: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles, [batch or 1, time, half]."""
+    if below is not None and torch.compiler.is_compiling():
+        # Looked up: a compiled kernel would compute them again for every head of every sample.
+        from lockstep.models.mixers.prepared import prepared
+
+        cos, sin = prepared(first_turns, below, half, theta, dtype, positions.device)
+        return cos[positions], sin[positions]
+    rates = theta ** (-torch.arange(half, device=positions.device, dtype=dtype) / half)
+    angles = positions[..., None].to(dtype) * rates
+    return angles.cos(), angles.sin()
+
+
+def first_turns(below: int, half: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of the first positions, [below, half]."""
+    return turns(torch.arange(below, device=device), half, theta, dtype)

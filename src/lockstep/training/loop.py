@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from lockstep.evaluation.language import HeldOut, score_causal, score_masked
 from lockstep.evaluation.samples import continue_text
-from lockstep.models.loss import token_losses
+from lockstep.models.loss import TokenLosses
 from lockstep.models.sampling import Sampling
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
 from lockstep.training.context import Context, check_same_code, check_same_data
@@ -128,12 +128,11 @@ class Trainer:
         smoothing = self.training.label_smoothing
         with accumulating(self.callable, last):
             with self.autocast():
-                logits = self.callable(part.inputs)
-            losses = token_losses(logits, part.targets, smoothing)
-            counted = losses if part.weights is None else losses * part.weights
+                found: TokenLosses = self.callable(part.inputs, targets=part.targets, label_smoothing=smoothing)
+            counted = found.losses if part.weights is None else found.losses * part.weights
             # Processes average their gradients: times their number gives the mean over the whole step.
             self.scaler.scale(counted.sum() * (self.context.world.size / total)).backward()
-        return (losses if smoothing == 0 else token_losses(logits.detach(), part.targets)).sum().detach()
+        return found.nats.sum()
 
     def _update(self) -> tuple[Tensor | None, bool]:
         """Clip, step and clear: the gradient norm before clipping, and whether the step was skipped.

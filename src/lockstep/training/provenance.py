@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lockstep.kernels import fla
+from lockstep.kernels.record import backend
 
 RECORDED = ("torch", "numpy", "safetensors", "tokenizers", "transformers", "triton", "fla-core", "adam-atan2-pytorch")
 
@@ -22,7 +22,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "git_commit_hash": code_revision(),
         "versions": versions(),
         "device": device_name(device),
-        "kernel_backend": fla.backend(),
+        "kernel_backend": backend(),
     }
 
 

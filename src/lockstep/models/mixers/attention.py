@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.models.cost import Cost, product_flops
-from lockstep.models.mixers.attending import attend
+from lockstep.models.mixers.attending import attend, attend_in, skips
 from lockstep.models.mixers.mixer import Mixer
+from lockstep.models.mixers.sight import Sight
 from lockstep.models.rotary import rotate
 
 POSITION_BYTES = 8
@@ -82,11 +83,15 @@ class Attention(Mixer):
         """Attention over a whole sequence, before the output projection."""
         time = x.shape[1]
         positions = torch.arange(time, device=x.device)
-        queries, keys, values = self.project(x, positions[None])
-        if self.window is not None and self.window < time:
-            return self.merge(self.in_blocks(queries, keys, values, self.window))
-        if self.persistent is None:
+        below = self.max_length if time <= self.max_length else None
+        queries, keys, values = self.project(x, positions[None], below)
+        window = time if self.window is None else min(self.window, time)
+        if self.persistent is None and window == time:
             return self.merge(self.attend(queries, keys, values, is_causal=self.causal))
+        if self.skips(queries, keys, values):
+            return self.merge(self.at_once(queries, keys, values, window))
+        if window < time:
+            return self.merge(self.in_blocks(queries, keys, values, window))
         mask = self.visible(positions, positions)[None]
         keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
         return self.merge(self.attend(queries, keys, values, mask[:, None]))
@@ -133,6 +138,12 @@ class Attention(Mixer):
         kept = KeyValueCache(keys[:, :, -window:].clone(), values[:, :, -window:].clone(), position, cache.prefix)
         return keys, values, torch.cat((past, positions), dim=1), kept
 
+    def at_once(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+        """Windowed attention by a kernel that leaves out what is not seen."""
+        prefix, time = self.prefix(), keys.shape[2]
+        keys, values = self.after_prefix(keys, values, prefix)
+        return attend_in(Sight(keys.shape[2] - time, window, time), queries, keys, values)
+
     def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
         """Windowed attention in blocks as long as the window: each sees itself and the one before, no more."""
         batch, _, time, _ = queries.shape
@@ -171,16 +182,19 @@ class Attention(Mixer):
         if self.persistent is not None:
             nn.init.normal_(self.persistent.weight)
 
-    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [batch, heads, time, head_dim], turned by position where rotary."""
+    def project(self, x: Tensor, positions: Tensor, below: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [batch, heads, time, head_dim], turned by position where rotary.
+
+        All positions are less than `below`, if that is known.
+        """
         split = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         turned, values = split.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        queries, keys = self.turned(turned, positions).split((self.heads, self.kv_heads), dim=1)
+        queries, keys = self.turned(turned, positions, below).split((self.heads, self.kv_heads), dim=1)
         return queries, keys, values
 
-    def turned(self, rows: Tensor, positions: Tensor) -> Tensor:
+    def turned(self, rows: Tensor, positions: Tensor, below: int | None = None) -> Tensor:
         """Queries or keys [batch, heads, time, head_dim], turned by position where rotary."""
-        return rows if self.rope_theta is None else rotate(rows, positions, self.rope_theta, self.rotary_dim)
+        return rows if self.rope_theta is None else rotate(rows, positions, self.rope_theta, self.rotary_dim, below)
 
     def prefix(self) -> Prefix:
         """Keys and values [kv_heads, persistent, head_dim] of the persistent tokens."""
@@ -197,13 +211,18 @@ class Attention(Mixer):
 
     def with_prefix(self, keys: Tensor, values: Tensor, mask: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and mask [batch, queries, keys] with the persistent tokens first, which everybody sees."""
+        keys, values = self.after_prefix(keys, values, prefix)
+        return keys, values, F.pad(mask, (prefix[0].shape[-2], 0), value=True) if prefix else mask
+
+    def after_prefix(self, keys: Tensor, values: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
+        """Keys and values with those of the persistent tokens first."""
         if not prefix:
-            return keys, values, mask
+            return keys, values
         joined = [
             torch.cat((own.to(x.dtype).expand(x.shape[0], -1, -1, -1), x), dim=2)
             for own, x in zip(prefix, (keys, values), strict=True)
         ]
-        return joined[0], joined[1], F.pad(mask, (prefix[0].shape[-2], 0), value=True)
+        return joined[0], joined[1]
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which key positions a query position sees: [..., queries, keys] of bool."""
@@ -214,8 +233,16 @@ class Attention(Mixer):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        return attend(queries, keys, values, mask, is_causal=is_causal, dropout=dropout, flex=self.flex)
+        return attend(queries, keys, values, mask, is_causal=is_causal, dropout=self.dropping, flex=self.flex)
+
+    def skips(self, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+        """Whether what is seen is better given as a rule than as a mask."""
+        return skips(queries, keys, values, self.dropping, self.flex)
+
+    @property
+    def dropping(self) -> float:
+        """The dropout of this call."""
+        return self.dropout if self.training else 0.0
 
     def merge(self, mixed: Tensor) -> Tensor:
         """[batch, heads, time, head_dim] to [batch, time, dim]."""

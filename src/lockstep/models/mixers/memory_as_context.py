@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import Weights
 from lockstep.models.cost import Cost, product_flops
-from lockstep.models.mixers.attention import POSITION_BYTES, Attention
+from lockstep.models.mixers.attending import attend_in
+from lockstep.models.mixers.attention import POSITION_BYTES, Attention, Prefix
 from lockstep.models.mixers.memory_gate import MemoryGate
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Tail, normed
+from lockstep.models.mixers.sight import Sight
 
 EPSILON = 1e-6
 
@@ -43,6 +45,12 @@ class Rows(NamedTuple):
     keys: Tensor
     values: Tensor
     asking: Tensor | None  # queries to the standing memory
+    inside: Tensor  # [batch, time], the place in the segment
+
+    def part(self, place: slice) -> Rows:
+        asking = None if self.asking is None else self.asking[:, :, place]
+        queries, keys, values = (rows[:, :, place] for rows in self[:3])
+        return Rows(queries, keys, values, asking, self.inside[:, place])
 
 
 class Piece(NamedTuple):
@@ -78,18 +86,19 @@ class MemoryAsContext(Mixer):
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
         rows, tail = self.rows(x, inside, state.tail)
         state = state._replace(tail=tail)
+        pinned = (state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]) if self.persistent else ()
         mixed = []
         for piece in self.pieces(position, x.shape[1], x.device):
-            y, state = self.within_segment(x, rows, inside, piece, state)
+            y, state = self.within_segment(x[:, piece.place], rows.part(piece.place), piece.phase, pinned, state)
             mixed.append(y)
         return self.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)), state
 
     def rows(self, x: Tensor, inside: Tensor, tail: Tail) -> tuple[Rows, Tail]:
-        queries, keys, values = self.attention.project(x, inside)
+        queries, keys, values = self.attention.project(x, inside, self.segment)
         if self.memory is None:
-            return Rows(queries, keys, values, None), tail
+            return Rows(queries, keys, values, None, inside), tail
         asking, tail = self.memory.asking(x, tail)
-        return Rows(queries, keys, values, asking), tail
+        return Rows(queries, keys, values, asking, inside), tail
 
     def pieces(self, position: Tensor | int, time: int, device: torch.device) -> Iterator[Piece]:
         """Cut the time where a segment begins in any sample."""
@@ -105,52 +114,55 @@ class MemoryAsContext(Mixer):
             done += size
 
     def within_segment(
-        self, x: Tensor, rows: Rows, inside: Tensor, piece: Piece, state: ContextState
+        self, x: Tensor, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState
     ) -> tuple[Tensor, ContextState]:
         """Read, attend, write, gate, for tokens of one segment; before the output projection."""
-        x, inside = x[:, piece.place], inside[:, piece.place]
-        rows = Rows(*(None if part is None else part[:, :, piece.place] for part in rows))  # type: ignore[arg-type] # only the last may be absent
-        attended, keys, values = self.attend(rows, inside, piece.phase, state)
+        attended, keys, values = self.attend(rows, phase, pinned, state)
         attended = x + attended
         standing, memory, reads = state.standing, state.memory, None
         if self.memory is not None and self.write_norm is not None and isinstance(memory, NeuralState):
-            reads, memory = self.memory.step(normed(self.write_norm, attended), memory, piece.phase)
-            standing = self.stands(standing, memory, inside, piece.phase)
+            reads, memory = self.memory.step(normed(self.write_norm, attended), memory, phase)
+            standing = self.stands(standing, memory, rows.inside, phase)
         after = ContextState(keys, values, state.position + x.shape[1], state.tail, standing, memory)
         return recomputed(self.gate, attended, reads), after
 
     def attend(
-        self, rows: Rows, inside: Tensor, phase: int | None, state: ContextState
+        self, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attention inside the segment [batch, time, dim], and its keys and values after these tokens."""
-        keys, values = recomputed(self.context, rows, inside, state.standing)
-        time = inside.shape[1]
-        everybody = torch.ones(1, time, self.persistent, dtype=torch.bool, device=inside.device)
+        keys, values = recomputed(self.context, rows, state.standing)
+        inside = rows.inside
         if phase == 0:
             # Nothing of the segment lies in the cache yet, and nothing need be put there if it ends here.
-            order = torch.arange(time, device=inside.device)
-            mask = (order[:, None] >= order.repeat(self.contexts))[None]
             cached = state.keys, state.values
-            if time < self.segment:
+            if inside.shape[1] < self.segment:
                 cached = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
-            pinned = state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]
-            keys, values = torch.cat((pinned[0], keys), dim=2), torch.cat((pinned[1], values), dim=2)
-        else:
-            keys, values = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
-            cached = keys, values
-            mask = inside[:, :, None] >= torch.arange(self.segment, device=inside.device).repeat(self.contexts)
-        mask = torch.cat((everybody.expand(mask.shape[0], -1, -1), mask), dim=2)
-        mixed = self.attention.attend(rows.queries, keys, values, mask[:, None])
-        return self.attention.merge(mixed), *cached
+            return self.from_start(rows.queries, *self.attention.after_prefix(keys, values, pinned)), *cached
+        keys, values = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
+        mask = inside[:, :, None] >= torch.arange(self.segment, device=inside.device).repeat(self.contexts)
+        return self.masked(rows.queries, keys, values, mask), keys, values
 
-    def context(self, rows: Rows, inside: Tensor, standing: Weights) -> tuple[Tensor, Tensor]:
+    def from_start(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention [batch, time, dim] of the first tokens of a segment; whole segments all look alike."""
+        time = queries.shape[2]
+        if time == self.segment and self.attention.skips(queries, keys, values):
+            return self.attention.merge(attend_in(Sight(self.persistent, time, time), queries, keys, values))
+        order = torch.arange(time, device=queries.device)
+        return self.masked(queries, keys, values, (order[:, None] >= order.repeat(self.contexts))[None])
+
+    def masked(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Attention [batch, time, dim]; the mask [batch or 1, time, keys] is that of all but the persistent tokens."""
+        mask = F.pad(mask, (self.persistent, 0), value=True)
+        return self.attention.merge(self.attention.attend(queries, keys, values, mask[:, None]))
+
+    def context(self, rows: Rows, standing: Weights) -> tuple[Tensor, Tensor]:
         """Keys and values of what the standing memory says to the tokens, and of the tokens themselves."""
         if self.memory is None or self.read_norm is None or rows.asking is None:
             return rows.keys, rows.values
         reads = normed(self.read_norm, self.memory.recall(rows.asking, standing))
         pair = F.linear(reads, self.attention.qkv.weight[self.dim :]).unflatten(-1, (2, self.attention.heads, -1))
         keys, values = pair.permute(2, 0, 3, 1, 4).unbind()
-        keys = self.attention.turned(keys, inside)
+        keys = self.attention.turned(keys, rows.inside, self.segment)
         return torch.cat((keys, rows.keys), dim=2), torch.cat((values, rows.values), dim=2)
 
     def put(self, cache: Tensor, rows: Tensor, inside: Tensor) -> Tensor:

@@ -207,8 +207,9 @@ class NeuralMemory(nn.Module):
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of norm one; an empty row stays empty."""
-    return x * (x.square().sum(dim=-1, keepdim=True) + UNIT_EPSILON).rsqrt()
+    """Rows of norm one, in the precision they came in; an empty row stays empty."""
+    exact = x.to(arithmetic(x.dtype))
+    return (exact * (exact.square().sum(dim=-1, keepdim=True) + UNIT_EPSILON).rsqrt()).to(x.dtype)
 
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ class TestTimeTraining(NeuralMemory):
         mixed, tail = self.convolved(qkv, tail)
         place = (position[:, None] + torch.arange(qkv.shape[1], device=qkv.device)) % self.spec.chunk
         queries, keys, values = mixed.unflatten(-1, (3, self.heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        return rotate(queries, place, self.theta), rotate(keys, place, self.theta), values, tail
+        queries, keys = (rotate(part, place, self.theta, below=self.spec.chunk) for part in (queries, keys))
+        return queries, keys, values, tail
 
     @torch.no_grad()
     def initialise(self) -> None:

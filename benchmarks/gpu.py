@@ -1,0 +1,114 @@
+"""What the memory architectures cost beside a Transformer++ of the same size, on one GPU; prints JSON lines.
+
+    python benchmarks/gpu.py training
+    python benchmarks/gpu.py training --contestants transformer++,titans-lmm --lengths 4096,16384 --rounds 3
+    python benchmarks/gpu.py training --profile titans-lmm --lengths 4096
+
+training  tokens per second and peak memory of forward, loss, backward and AdamW, and the share that the FLOPs which
+          `cost` counts have of a large bfloat16 product's, measured in the same run. Masked scores count as FLOPs, so
+          that attention over a long sequence looks up to twice as busy as it is
+
+Models of equal non-embedding parameters (the width of the SwiGLU gives way), bfloat16 autocast, torch.compile. First
+everybody is warmed up; then contestants take turns inside a round, and a ratio is the median of the rounds' own ratios.
+A contestant that fails gets a line that says why. Progress and a table go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import platform
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from device import measured_peaks, release
+from gpu_contestants import CHUNK, EXPANSION, LONGEST, NAMES, SEGMENT, VOCABULARY, Size
+from gpu_training import ALONE, CASES, Case, measure, show_kernels, table
+from side_by_side import emit, say
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    asked = parsed(words)
+    # A forward that contestants share is compiled once for each; beyond a few, torch would leave it as it is.
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1024
+    say("measuring a large product and a large copy")
+    peaks = measured_peaks(asked.device)
+    introduce(asked, peaks)
+    asked.measurement(asked, peaks["bf16_matmul_tflops"])
+
+
+def train(asked: argparse.Namespace, tflops: float) -> None:
+    """The table of training, or the kernels of one contestant."""
+    lines = []
+    for case in asked.cases:
+        if asked.profile is not None:
+            show_kernels(asked.profile, case, asked)
+        else:
+            lines += measure(case, asked, tflops)
+        torch._dynamo.reset()
+        release(asked.device)
+    if lines:
+        say("\n".join(table(lines)))
+
+
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(";")[0])
+    training = parser.add_subparsers(required=True, metavar="MEASUREMENT").add_parser("training")
+    training.set_defaults(measurement=train)
+    training.add_argument("--contestants", type=names, help="with commas between them; all by default")
+    training.add_argument("--profile", choices=NAMES, help="the kernels of this one instead, by time")
+    training.add_argument("--lengths", type=numbers(","), help="of a sequence, with commas between them")
+    training.add_argument("--batch1", action="store_true", help=f"one sequence of {LONGEST} tokens")
+    training.add_argument("--tokens", type=int, help="of a step, whatever the length")
+    training.add_argument("--rounds", type=int, default=5)
+    training.add_argument("--steps", type=int, default=5, help="of a turn; fewer where they are slow")
+    training.add_argument("--size", type=numbers("/"), default=Size(), help="dim/depth/heads, for a trial")
+    training.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
+    how = training.add_mutually_exclusive_group()
+    how.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="model")
+    how.add_argument("--compile-blocks", dest="compiled", action="store_const", const="blocks", help="warm sooner")
+    asked = parser.parse_args(words)
+    if len(asked.size) != len(Size._fields):
+        training.error("--size takes dim/depth/heads, such as 512/16/8")
+    asked.size = Size(*asked.size)
+    asked.cases = [Case(length) for length in asked.lengths or ()] + [ALONE] * asked.batch1 or list(CASES)
+    return asked
+
+
+def names(text: str) -> tuple[str, ...]:
+    unknown = [name for name in text.split(",") if name not in NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    return tuple(text.split(","))
+
+
+def numbers(between: str) -> Callable[[str], list[int]]:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(between)]
+
+    return numbers
+
+
+def introduce(asked: argparse.Namespace, peaks: Mapping[str, float]) -> None:
+    on_gpu = asked.device.type == "cuda"
+    triton = importlib.util.find_spec("triton") and importlib.import_module("triton").__version__
+    shape = {"vocabulary": VOCABULARY, "chunk": CHUNK, "memory_expansion": EXPANSION, "segment": SEGMENT}
+    emit(
+        {
+            "benchmark": "gpu",
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": triton,
+            "device": torch.cuda.get_device_name(asked.device) if on_gpu else "cpu",
+            **peaks,
+            "shape": {**asked.size._asdict(), **shape},
+            "compiled": asked.compiled,
+            "rounds": asked.rounds,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

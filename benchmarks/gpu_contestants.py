@@ -1,0 +1,158 @@
+"""Who competes on a GPU: sizes that match, models, and one whole step of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from peer import (
+    PEER,
+    give_each_head_its_weights,
+    import_peer,
+    peer_model,
+    peer_parameters,
+    peer_version,
+    script_settings,
+)
+from plain_transformer import PlainTransformer
+from side_by_side import mean_loss
+from torch import Tensor, nn
+
+from lockstep.config.match import MatchSpec
+from lockstep.models.registry import specify
+from lockstep.models.spec import ModelSpec
+from lockstep.study.match import cost_on_meta, match
+
+VOCABULARY, CHUNK, EXPANSION, SEGMENT = 256, 64, 2, 1024
+LONGEST = 65_536
+TOLERANCE, TRIAL_TOLERANCE = 0.05, 0.25
+"""How nearly sizes match; at the small sizes of a trial, whose MLPs are a small part, they match less well."""
+
+BASELINE, LMM, MAC, MAG, MAL = "transformer++", "titans-lmm", "titans-mac", "titans-mag", "titans-mal"
+MEMORIES = (LMM, MAC, MAG, MAL, "yaad", "moneta", "memora")
+PLAIN = "plain-transformer"
+PEERS: dict[str, bool] = {PEER: False, f"{PEER}-bf16": True}
+"""As its own training script runs it, in float32, and under the autocast that everybody else has."""
+NAMES = (BASELINE, *MEMORIES, PLAIN, *PEERS)
+
+Compiled = Literal["model", "blocks", "nothing"]
+
+
+class Size(NamedTuple):
+    """Everybody's, but the peer's, which has that of its script."""
+
+    dim: int = 512
+    depth: int = 16
+    heads: int = 8
+
+
+class Setting(NamedTuple):
+    """Under which a contestant is built."""
+
+    size: Size
+    length: int
+    batch: int
+    compiled: Compiled
+    device: torch.device
+
+
+@dataclass
+class Contestant:
+    """A model in training, and what was measured of it."""
+
+    model: nn.Module
+    tokens: Tensor
+    """[batch, time + 1]"""
+    lowered: bool
+    """Whether its products are in bfloat16."""
+    flops: float | None
+    """Of training, per token; None where nobody counted them."""
+    facts: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer = field(init=False)
+    peak_bytes: int | None = None
+    seconds_per_step: float = 0.0
+    """When it was warm, for the choice of how many steps a turn has."""
+    seconds_per_token: list[float] = field(default_factory=list)
+    """Round by round."""
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    def step(self) -> None:
+        """Forward, loss, backward, optimizer; nothing waits for the device."""
+        with torch.autocast(self.tokens.device.type, torch.bfloat16, enabled=self.lowered):
+            loss = mean_loss(self.model, self.tokens)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def contestant(name: str, setting: Setting) -> Contestant:
+    """Built on the device, not yet warm."""
+    shape = (setting.batch, setting.length + 1)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(VOCABULARY, shape, generator=generator).to(setting.device)
+    torch.manual_seed(0)
+    if name in PEERS:
+        return peer_contestant(tokens, PEERS[name])
+    with setting.device:
+        model, flops, facts = plain(setting) if name == PLAIN else ours(name, setting)
+    compile_parts(model, setting.compiled)
+    return Contestant(model, tokens, True, flops, facts)
+
+
+def ours(name: str, setting: Setting) -> tuple[nn.Module, float, dict[str, Any]]:
+    spec = specification(name, setting.size)
+    cost = cost_on_meta(spec, setting.length)
+    facts = {"non_embedding_parameters": cost.non_embedding_parameters, "hidden": spec.mlp_width}
+    return spec.build(), cost.training_flops, facts
+
+
+def plain(setting: Setting) -> tuple[nn.Module, float, dict[str, Any]]:
+    model = PlainTransformer(VOCABULARY, *setting.size, setting.length)
+    facts = {"non_embedding_parameters": model.non_embedding_parameters}
+    return model, model.training_flops(setting.length), facts
+
+
+def peer_contestant(tokens: Tensor, lowered: bool) -> Contestant:
+    """Not compiled as a whole: its script compiles its attention alone, and its loops would not end in one graph."""
+    peer = import_peer()
+    settings = script_settings(peer, tokens.device.type == "cuda", lowered)
+    model = peer_model(peer, settings).to(tokens.device)
+    give_each_head_its_weights(model)
+    facts = {
+        "non_embedding_parameters": peer_parameters(model),
+        "version": peer_version(),
+        "fused_scan": settings["neural_memory_kwargs"]["use_accelerated_scan"],
+        "compiled_attention": settings["use_flex_attn"],
+    }
+    return Contestant(model, tokens, lowered, None, facts)
+
+
+def compile_parts(model: nn.Module, compiled: Compiled) -> None:
+    """The model as one graph, as the training loop has it; or its blocks, which are alike and compiled once."""
+    if compiled == "model":
+        model.compile(dynamic=False)
+    elif compiled == "blocks":
+        for block in model.get_submodule("blocks").children():
+            block.compile(dynamic=False)
+
+
+@cache
+def specification(name: str, size: Size) -> ModelSpec:
+    """As large as the baseline, at its width, depth and heads: the width of the SwiGLU gives way."""
+    given: dict[str, Any] = {"vocab_size": VOCABULARY, "max_length": LONGEST, **size._asdict()}
+    baseline = specify(BASELINE, given)
+    if name == BASELINE:
+        return baseline
+    tolerance = TOLERANCE if size == Size() else TRIAL_TOLERANCE
+    target = cost_on_meta(baseline, SEGMENT).non_embedding_parameters
+    memory = {"chunk": CHUNK, "expansion": EXPANSION} | ({"segment": SEGMENT} if name == MAC else {})
+    return match(name, {**given, **memory}, MatchSpec(target=target, tolerance=tolerance), SEGMENT)

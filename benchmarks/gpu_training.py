@@ -1,0 +1,259 @@
+"""Training on a GPU, side by side: turns, ratios, bars, and where one contestant's time goes."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from device import allocated, kernels_of, peak_bytes_of, release, seconds_of
+from gpu_contestants import (
+    BASELINE,
+    LMM,
+    LONGEST,
+    MAC,
+    MAG,
+    MAL,
+    MEMORIES,
+    NAMES,
+    PEERS,
+    Contestant,
+    Setting,
+    contestant,
+)
+from side_by_side import emit, paired, say
+from torch._dynamo.utils import counters
+
+from lockstep.kernels import record
+from lockstep.tables import aligned, in_bytes, in_short
+
+TOKENS, MORE_TOKENS, LONG = 65_536, 262_144, 16_384
+"""Tokens of a step; there are more from a length on."""
+GUESTS_AT = 4096
+"""Where those that are not Lockstep's compete unless they are named: a step of the peer takes seconds."""
+TURN_SECONDS, SLOW_SECONDS = 3.0, 5.0
+"""How long a turn of several steps may be, and from when on a step is too long to warm up every turn with one."""
+TOP_KERNELS = 25
+LONGEST_ERROR = 300
+
+
+class Case(NamedTuple):
+    """A length, with as many sequences as a step has tokens for, or with one alone."""
+
+    length: int
+    alone: bool = False
+
+    def batch(self, tokens: int | None) -> int:
+        tokens = tokens or (MORE_TOKENS if self.length >= LONG else TOKENS)
+        return 1 if self.alone else max(tokens // self.length, 1)
+
+
+ALONE = Case(LONGEST, alone=True)
+CASES = (Case(1024), Case(4096), Case(16_384), Case(LONGEST), ALONE)
+
+
+class Bar(NamedTuple):
+    """What a contestant is to reach beside another: tokens per second at least, or peak memory at most."""
+
+    contestant: str
+    against: str
+    of: Literal["speed", "memory"]
+    limit: float
+    cases: tuple[Case, ...] | None = None
+    """None is everywhere."""
+
+
+BARS = (
+    Bar(LMM, BASELINE, "speed", 0.6, (Case(4096),)),
+    Bar(LMM, BASELINE, "speed", 1.2, (Case(16_384),)),
+    Bar(LMM, BASELINE, "speed", 2.0, (Case(LONGEST),)),
+    Bar(LMM, BASELINE, "speed", 1.0, (ALONE,)),
+    *(Bar(LMM, peer, "speed", 200.0, (Case(4096),)) for peer in PEERS),
+    *(Bar(name, LMM, "speed", 0.85) for name in (MAG, MAL)),
+    Bar(MAC, LMM, "speed", 0.65, (Case(4096), Case(16_384))),
+    *(Bar(name, BASELINE, "memory", 1.5) for name in MEMORIES),
+)
+
+
+Lines = dict[str, dict[str, Any]]
+"""Of JSON, one for each contestant."""
+
+
+def measure(case: Case, asked: argparse.Namespace, tflops: float) -> list[dict[str, Any]]:
+    """A line for each contestant, printed as soon as the case is done."""
+    lines: Lines = {}
+    ready = all_warmed(case, asked, lines)
+    for number in range(asked.rounds):
+        for name in tuple(ready):
+            try:
+                take_turn(ready[name], asked)
+            except Exception as error:
+                lines[name]["error"] = in_one_line(error)
+                del ready[name]
+        say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {in_pace(ready)}")
+    for name, line in lines.items():
+        if name in ready:
+            line |= results(name, ready, case, tflops)
+        emit(line)
+    return list(lines.values())
+
+
+def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str, Contestant]:
+    """Those that can be; the lines say what became of each."""
+    ready: dict[str, Contestant] = {}
+    for name in asked.contestants or invited(case):
+        started, (graphs, breaks) = time.perf_counter(), compilations()
+        lines[name] = line = {"name": "training", "contestant": name, "length": case.length}
+        try:
+            ready[name] = warmed(name, case, asked)
+        except Exception as error:
+            line |= {"batch": case.batch(asked.tokens), "error": in_one_line(error)}
+            say(f"{in_words(case)}: {name}: {line['error']}")
+        else:
+            seconds, (more_graphs, more_breaks) = time.perf_counter() - started, compilations()
+            line |= {"batch": ready[name].batch, "warm_up_seconds": seconds, "backend": backend()}
+            line |= {"graphs": more_graphs - graphs, "graph_breaks": more_breaks - breaks}
+            say(f"{in_words(case)}: {name} is warm after {seconds:.1f} s")
+        release(asked.device)
+    return ready
+
+
+def invited(case: Case) -> tuple[str, ...]:
+    return NAMES if case == Case(GUESTS_AT) else (BASELINE, *MEMORIES)
+
+
+def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:
+    """Ready for its turns. The peer gets as many sequences as fit, half by half; everybody else all of them."""
+    batch = case.batch(asked.tokens)
+    while True:
+        try:
+            return tried(name, Setting(asked.size, case.length, batch, asked.compiled, asked.device))
+        except torch.OutOfMemoryError:
+            if name not in PEERS or batch == 1:
+                raise
+        batch //= 2
+        release(asked.device)
+        say(f"{in_words(case)}: {name} does not fit; once more with {batch}")
+
+
+def tried(name: str, setting: Setting) -> Contestant:
+    """Built, compiled by its first step, measured by its second, and timed by its third."""
+    others = allocated(setting.device)
+    one = contestant(name, setting)
+    one.step()
+    one.peak_bytes = peak_bytes_of(one.step, others, setting.device)
+    one.seconds_per_step = seconds_of(one.step, 1, setting.device)
+    return one
+
+
+def take_turn(one: Contestant, asked: argparse.Namespace) -> None:
+    """Several steps. What others cached is given back first, and one step takes memory anew before the clock runs."""
+    release(asked.device)
+    if one.seconds_per_step < SLOW_SECONDS:
+        one.step()
+    steps = max(min(asked.steps, int(TURN_SECONDS / one.seconds_per_step)), 1)
+    tokens = one.tokens[:, 1:].numel()
+    one.seconds_per_token.append(seconds_of(one.step, steps, asked.device) / tokens)
+
+
+def results(name: str, ready: Mapping[str, Contestant], case: Case, tflops: float) -> dict[str, Any]:
+    one, baseline = ready[name], ready.get(BASELINE)
+    seconds = statistics.median(one.seconds_per_token)
+    return {
+        "tokens_per_second": 1 / seconds,
+        "ratio": None if baseline is None else beside(one, baseline, "speed"),
+        "peak_bytes": one.peak_bytes,
+        "peak_ratio": None if baseline is None else beside(one, baseline, "memory"),
+        "training_flops_per_token": one.flops,
+        "share_of_peak": None if one.flops is None else one.flops / seconds / (tflops * 1e12),
+        **one.facts,
+        "tokens_per_second_by_round": [1 / found for found in one.seconds_per_token],
+        "bars": judged(name, ready, case),
+    }
+
+
+def beside(one: Contestant, other: Contestant, of: Literal["speed", "memory"]) -> float | None:
+    """How many times as fast, or how many times the memory; None where memory was not measured."""
+    if of == "speed":
+        return paired(other.seconds_per_token, one.seconds_per_token)
+    return one.peak_bytes / other.peak_bytes if one.peak_bytes and other.peak_bytes else None
+
+
+def judged(name: str, ready: Mapping[str, Contestant], case: Case) -> list[dict[str, Any]]:
+    """The bars that apply, where the other one ran too."""
+    verdicts = []
+    for bar in BARS:
+        if bar.contestant != name or bar.against not in ready or (bar.cases is not None and case not in bar.cases):
+            continue
+        ratio = beside(ready[name], ready[bar.against], bar.of)
+        if ratio is not None:
+            met, sign = (ratio >= bar.limit, ">=") if bar.of == "speed" else (ratio <= bar.limit, "<=")
+            found = {"of": bar.of, "against": bar.against, "ratio": ratio}
+            verdicts.append({**found, "bar": f"{sign} {bar.limit}", "met": met})
+    return verdicts
+
+
+def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> None:
+    """One contestant's kernels, those that take the longest first; times and counts are per step."""
+    say(f"{in_words(case)}: {name} warms up")
+    one = warmed(name, case, asked)
+    seconds = seconds_of(one.step, asked.steps, asked.device)
+    spent = kernels_of(one.step, asked.steps, asked.device)
+    busy = sum(kernel.seconds for kernel in spent)
+    line = {"name": "profile", "contestant": name, "length": case.length, "batch": one.batch, "backend": backend()}
+    emit({**line, "milliseconds": 1e3 * seconds, "milliseconds_busy": 1e3 * busy / asked.steps})
+    for kernel in spent[:TOP_KERNELS]:
+        times = {"milliseconds": 1e3 * kernel.seconds / asked.steps, "count": kernel.calls / asked.steps}
+        emit({"share": kernel.seconds / busy, **times, "kernel": kernel.name})
+
+
+def compilations() -> tuple[int, int]:
+    """Graphs that torch.compile has made in this process, and how often it had to break one."""
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def backend() -> str:
+    """What has computed memories and recurrences in this process so far."""
+    return record.backend()
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    heading = ("contestant", "length", "batch", "tokens/s", "ratio", "peak memory", "ratio", "share of peak", "bars")
+    rows = [heading, *(row(line) for line in lines)]
+    return aligned(rows)
+
+
+def row(line: Mapping[str, Any]) -> tuple[str, ...]:
+    place = (line["contestant"], str(line["length"]), str(line["batch"]))
+    if "error" in line:
+        return (*place, "error", *[""] * 5)
+    share, peak = line["share_of_peak"], line["peak_bytes"]
+    verdicts = (f"{bar['of']} {bar['bar']} {'met' if bar['met'] else 'MISSED'}" for bar in line["bars"])
+    return (
+        *place,
+        in_short(line["tokens_per_second"]),
+        times(line["ratio"]),
+        "" if peak is None else in_bytes(peak),
+        times(line["peak_ratio"]),
+        "" if share is None else f"{share:.1%}",
+        ", ".join(verdicts),
+    )
+
+
+def times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3g}"
+
+
+def in_words(case: Case) -> str:
+    return f"{case.length} alone" if case.alone else str(case.length)
+
+
+def in_pace(ready: Mapping[str, Contestant]) -> str:
+    return ", ".join(f"{name} {in_short(1 / one.seconds_per_token[-1])}" for name, one in ready.items())
+
+
+def in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_ERROR]

@@ -1,0 +1,43 @@
+"""Tiles: how kernels here lay out tokens, and multiply them.
+
+Tokens run along the second axis of nearly every tile, so that a memory's hidden width is the first axis of a product,
+the one over which warps are spread. A first operand is never the transpose of what a product gave: Triton 3.4 to 3.7.0
+gets that wrong on Hopper in 16 bits. Where such a transpose is wanted it goes through memory, or is taken in 32 bits
+after the product.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Triton's interpreter has no products of bfloat16: it multiplies their bits."""
+
+
+@triton.jit
+def product(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
+    """a b, added up in 32 bits; PRECISION is for operands of 32 bits."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def added(total: tl.tensor, a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
+    """total + a b."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision=PRECISION)
+
+
+@triton.jit
+def place(stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
+    """Offsets of a tile [ROWS, COLUMNS] whose rows are `stride` apart."""
+    return tl.arange(0, ROWS).to(tl.int64)[:, None] * stride + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+
+
+@triton.jit
+def turned(stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
+    """The same offsets as a tile [COLUMNS, ROWS]."""
+    return tl.arange(0, ROWS).to(tl.int64)[None, :] * stride + tl.arange(0, COLUMNS).to(tl.int64)[:, None]

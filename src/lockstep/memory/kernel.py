@@ -1,0 +1,111 @@
+"""The form "kernel": whole chunks by Triton (`lockstep.kernels.memory`), for memories of two matrices.
+
+Products are of the tokens' own precision, with sums, gates and the memory itself in 32 bits. The kernels know a memory
+by its distance from the anchor, both matrices turned.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from lockstep.memory.spec import MemorySpec
+from lockstep.memory.types import Gates, Memory, Outer, Weights
+
+SIZES = (16, 32, 64, 128)
+"""Of chunks and heads: what a tile may measure."""
+WIDEST = 512
+"""Hidden units."""
+
+
+def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
+    """Why the kernels do not know such a memory; None if they do."""
+    if spec.layers != 2 or spec.retention != "l2" or spec.clip is not None or spec.read != "after":
+        return "the kernels know memories of two matrices under retention l2, read after writing, without clip"
+    if spec.bias == "dot":
+        return "the kernels know the biases l2, lp and huber"
+    width, hidden = weights[0].shape[-2:]
+    out = weights[1].shape[-1]
+    if width != out or width not in SIZES or spec.chunk not in SIZES:
+        return f"the kernels know heads and chunks of {SIZES}, not {width}, {out} and {spec.chunk}"
+    if hidden not in (*SIZES, 256, WIDEST):
+        return f"the kernels know hidden widths that are powers of two up to {WIDEST}, not {hidden}"
+    if queries.dtype not in (torch.bfloat16, torch.float32):
+        return f"the kernels know bfloat16 and float32, not {queries.dtype}"
+    return None
+
+
+def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
+    """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch."""
+    if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16 or unsuited(queries, weights, spec):
+        return False
+    width, chunk = weights[0].shape[-2], spec.chunk
+    return width <= 64 and chunk <= 64 and installed()
+
+
+@cache
+def installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def kernel(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, memory: Memory, spec: MemorySpec, outer: Outer
+) -> tuple[Tensor, Memory]:
+    """As `chunked`, for callers' shapes: tokens [batch, heads, time, dim] in whole chunks, memory [rows, in, out]."""
+    # Triton is needed where it is used alone.
+    from lockstep.kernels.memory.operator import memory as operator
+
+    batch, heads = queries.shape[:2]
+    anchors = turned_anchors(outer, queries.dtype) if spec.decay_to == "initial" else None
+    held = turned(memory.weights) if anchors is None else turned(memory.weights) - spread(anchors, batch)
+    if memory.velocity is not None:
+        held = torch.cat((held, turned(memory.velocity)), dim=1)
+    reads, last, _ = operator(
+        *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
+        *(None if gate is None else row_wise(gate.float()) for gate in gates),
+        *(None if x is None else x.float().contiguous() for x in (outer.gain, outer.shift)),
+        anchors,
+        held,
+        heads,
+        spec.chunk,
+        spec.residual,
+        spec.norm,
+        spec.huber_form if spec.bias == "huber" else spec.bias,
+        spec.p,
+        spec.activation,
+    )
+    weights = last[:, :2] if anchors is None else last[:, :2] + spread(anchors, batch)
+    width = queries.shape[-1]
+    velocity = None if memory.velocity is None else turned_back(last[:, 2:], width)
+    return reads.unflatten(0, (batch, heads)), Memory(turned_back(weights, width), velocity)
+
+
+def row_wise(x: Tensor) -> Tensor:
+    """[batch, heads, …] to [rows, …], in one piece."""
+    return x.flatten(0, 1).contiguous()
+
+
+def turned(pair: Weights) -> Tensor:
+    """Two matrices [rows, in, out] as [rows, 2, …], each turned and in a line."""
+    return torch.stack([matrix.mT.flatten(1) for matrix in pair], dim=1).float()
+
+
+def turned_back(lines: Tensor, width: int) -> Weights:
+    """The inverse of `turned`."""
+    first, second = lines.unbind(1)
+    return first.unflatten(1, (-1, width)).mT, second.unflatten(1, (width, -1)).mT
+
+
+def turned_anchors(outer: Outer, dtype: torch.dtype) -> Tensor:
+    """Where forgetting leads, [heads or rows, 2, …], in the tokens' precision: it is an operand of products."""
+    assert outer.initial is not None
+    matrices = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
+    return turned(matrices).to(dtype)
+
+
+def spread(anchors: Tensor, batch: int) -> Tensor:
+    """For every row, in 32 bits."""
+    return anchors.float().repeat(batch, 1, 1)

@@ -1,0 +1,79 @@
+"""A model is one graph to torch's compiler, which gives what the model gives.
+
+The graph is run as it stands, without generated code: that every operation can be traced, forwards and backwards, is
+what a compiler on any device needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.laws.subject import randomise
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.registry import build
+
+CHUNK = 8
+LENGTH = 2 * CHUNK
+MEMORY = {"chunk": CHUNK}
+TITANS = {**MEMORY, "segment": CHUNK, "window": 5, "persistent": 2, "memory_depth": 1}
+"""Beside attention a small memory: the deeper one is traced where it stands alone."""
+MODELS: dict[str, dict[str, Any]] = {
+    "transformer++": {},
+    "titans-lmm": MEMORY,
+    "titans-mag": TITANS,
+    "titans-mal": TITANS,
+    "titans-mac": TITANS,
+    "yaad": MEMORY,
+}
+
+
+# torch's compiler does so itself where it traces a derivative that is written out.
+pytestmark = pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+
+
+def model(name: str) -> LanguageModel:
+    built = build(name, **{"vocab_size": 17, "max_length": 64, "dim": 32, "depth": 1, "heads": 2, **MODELS[name]})
+    randomise(built, seed=0)
+    return built.train()
+
+
+def tokens() -> Tensor:
+    return torch.randint(17, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def learned(trained: LanguageModel, run: Callable[[Tensor], Tensor], autocast: bool) -> dict[str, Tensor]:
+    """The loss of predicting each next token, and its gradients."""
+    trained.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = run(tokens())
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens()[:, 1:].flatten())
+    loss.backward()
+    gradients = {name: one.grad.clone() for name, one in trained.named_parameters() if one.grad is not None}
+    return {"loss": loss.detach(), **gradients}
+
+
+def check(name: str, autocast: bool, tolerance: float) -> None:
+    trained = model(name)
+    expected = learned(trained, trained, autocast)
+    assert expected.keys() == {"loss", *dict(trained.named_parameters())}
+    torch._dynamo.reset()
+    # The torch form of a memory whose bias is not squared differentiates inside of its derivative.
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        found = learned(trained, torch.compile(trained, fullgraph=True, backend="aot_eager"), autocast)
+    for key, value in expected.items():
+        assert float((found[key] - value).abs().amax() / value.abs().amax()) < tolerance, key
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_graph_learns_alike(name: str) -> None:
+    check(name, autocast=False, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["transformer++", "titans-mal"])
+def test_one_graph_learns_alike_in_lower_precision(name: str) -> None:
+    check(name, autocast=True, tolerance=0.03)

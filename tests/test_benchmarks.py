@@ -1,0 +1,149 @@
+"""The GPU benchmark, small and on a CPU: its lines agree with each other, with the models and with torch's counter."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lockstep.models.registry import build
+
+CPU = torch.device("cpu")
+SMALL = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--tokens", "256", "--lengths", "128", "--steps", "1")
+COMPETING = ("transformer++", "titans-lmm", "titans-mag", "plain-transformer", "titans-pytorch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks_can_be_imported() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+        # As where it is not installed.
+        patch.setitem(sys.modules, "titans_pytorch", None)
+        yield
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[list[dict[str, Any]], str]:
+    """The lines of JSON, and what went to stderr."""
+    module("gpu").main(["training", *SMALL, *words])
+    out, said = capsys.readouterr()
+    return [json.loads(line) for line in out.splitlines()], said
+
+
+def test_training_is_told_by_lines_that_agree_with_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    (machine, *lines), said = printed(capsys, "--rounds", "3", "--contestants", ",".join(COMPETING))
+    assert machine["device"] == "cpu"
+    assert machine["shape"]["dim"] == 32
+    assert [line["contestant"] for line in lines] == list(COMPETING)
+    *ran, failed = lines
+    assert "titans_pytorch" in failed["error"]
+    assert "tokens_per_second" not in failed
+    rounds = {line["contestant"]: line["tokens_per_second_by_round"] for line in ran}
+    for line in ran:
+        own, baseline = rounds[line["contestant"]], rounds["transformer++"]
+        ratios = [one / other for one, other in zip(own, baseline, strict=True)]
+        assert line["ratio"] == pytest.approx(statistics.median(ratios))
+        assert line["tokens_per_second"] == pytest.approx(statistics.median(own))
+        rate = line["training_flops_per_token"] * line["tokens_per_second"]
+        assert line["share_of_peak"] == pytest.approx(rate / machine["bf16_matmul_tflops"] / 1e12)
+        assert (line["length"], line["batch"], line["peak_bytes"], line["peak_ratio"]) == (128, 2, None, None)
+        assert (line["graphs"], line["graph_breaks"]) == (0, 0), "nothing was to be compiled"
+    (bar,) = ran[2]["bars"]
+    ratios = [one / other for one, other in zip(rounds["titans-mag"], rounds["titans-lmm"], strict=True)]
+    assert (bar["against"], bar["bar"]) == ("titans-lmm", ">= 0.85")
+    assert bar["ratio"] == pytest.approx(statistics.median(ratios))
+    assert bar["met"] == (bar["ratio"] >= 0.85)
+    last = said.splitlines()[-len(COMPETING) :]
+    assert [line.split()[0] for line in last] == list(COMPETING)
+    assert last[-1].split()[-1] == "error"
+
+
+def test_flops_are_those_of_the_model_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    (_, line), _ = printed(capsys, "--rounds", "1", "--contestants", "titans-lmm")
+    sizes: dict[str, Any] = {"vocab_size": 256, "dim": 32, "depth": 1, "heads": 2, "hidden": line["hidden"]}
+    cost = build("titans-lmm", **sizes, chunk=64, expansion=2).cost(128)
+    assert line["training_flops_per_token"] == cost.training_flops
+    assert line["non_embedding_parameters"] == cost.non_embedding_parameters
+    assert line["ratio"] is None, "there is no baseline to compare with"
+
+
+def test_a_profile_names_operators_by_the_time_they_take(capsys: pytest.CaptureFixture[str]) -> None:
+    (_, head, *kernels), _ = printed(capsys, "--profile", "transformer++")
+    assert (head["contestant"], head["length"]) == ("transformer++", 128)
+    assert 0 < len(kernels) <= 25
+    shares = [line["share"] for line in kernels]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 1 + 1e-9
+    by_name = {line["kernel"]: line for line in kernels}
+    # Queries, keys and values at once, the output, both halves of the SwiGLU's input at once, its output, the table of
+    # outputs: five products, and two for each on the way back.
+    assert by_name["aten::mm"]["count"] == 3 * 5
+
+
+def test_without_flags_every_length_is_measured_with_the_tokens_that_it_should_have() -> None:
+    gpu = module("gpu")
+    everything = [(case.length, case.batch(None)) for case in gpu.parsed(["training"]).cases]
+    assert everything == [(1024, 64), (4096, 16), (16_384, 16), (65_536, 4), (65_536, 1)]
+    alone = gpu.parsed(["training", "--batch1"]).cases
+    assert [(case.length, case.batch(None)) for case in alone] == [(65_536, 1)]
+
+
+def test_full_sizes_match_and_differ_in_the_mlp_alone() -> None:
+    contestants = module("gpu_contestants")
+    size = contestants.Size()
+    # One of those that have a memory alone, and the one that has the most beside it.
+    specs = {name: contestants.specification(name, size) for name in ("transformer++", "titans-lmm", "titans-mac")}
+    match = importlib.import_module("lockstep.study.match")
+    counts = {name: match.cost_on_meta(spec, 1024).non_embedding_parameters for name, spec in specs.items()}
+    assert counts["transformer++"] == pytest.approx(50e6, rel=0.05)
+    assert all(count == pytest.approx(counts["transformer++"], rel=0.05) for count in counts.values())
+    assert {(spec.dim, spec.depth, spec.heads) for spec in specs.values()} == {(512, 16, 8)}
+    with torch.device("meta"):
+        plain = module("plain_transformer").PlainTransformer(256, *size, 1024)
+    assert plain.non_embedding_parameters == pytest.approx(counts["transformer++"], rel=0.05)
+
+
+def test_flops_of_the_plain_transformer_are_those_that_torch_counts() -> None:
+    with torch.device("meta"):
+        model = module("plain_transformer").PlainTransformer(256, 64, 3, 2, 96)
+        tokens = torch.zeros(2, 96, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens)
+    assert model.training_flops(96) == pytest.approx(3 * counter.get_total_flops() / tokens.numel())
+
+
+def test_a_step_trains() -> None:
+    contestants = module("gpu_contestants")
+    setting = contestants.Setting(contestants.Size(32, 1, 2), 64, 2, "nothing", CPU)
+    one = contestants.contestant("titans-lmm", setting)
+    assert one.tokens.shape == (2, 65)
+    mean_loss = module("side_by_side").mean_loss
+    before = mean_loss(one.model, one.tokens).item()
+    for _ in range(10):
+        one.step()
+    assert mean_loss(one.model, one.tokens).item() < before
+    assert all(parameter.grad is None for parameter in one.model.parameters())
+
+
+@pytest.mark.parametrize(("seconds", "peak", "met"), [(1.5, 15, (True, True)), (1.7, 16, (False, False))])
+def test_bars_judge_speed_and_memory(seconds: float, peak: int, met: tuple[bool, bool]) -> None:
+    contestants, training = module("gpu_contestants"), module("gpu_training")
+    setting = contestants.Setting(contestants.Size(32, 1, 2), 64, 1, "nothing", CPU)
+    ready = {name: contestants.contestant(name, setting) for name in ("transformer++", "titans-lmm")}
+    ready["transformer++"].seconds_per_token, ready["transformer++"].peak_bytes = [1.0, 2.0, 9.0], 10
+    ready["titans-lmm"].seconds_per_token, ready["titans-lmm"].peak_bytes = [seconds, 2 * seconds, 1.0], peak
+    speed, memory = training.judged("titans-lmm", ready, training.Case(4096))
+    assert speed == {"of": "speed", "against": "transformer++", "ratio": 1 / seconds, "bar": ">= 0.6", "met": met[0]}
+    assert memory == {"of": "memory", "against": "transformer++", "ratio": peak / 10, "bar": "<= 1.5", "met": met[1]}
+    (elsewhere,) = training.judged("titans-lmm", ready, training.Case(1024))
+    assert elsewhere["of"] == "memory", "no speed is asked for at this length"
