@@ -102,8 +102,8 @@ def contestant(name: str, setting: Setting) -> Contestant:
     torch.manual_seed(0)
     if name in PEERS:
         return peer_contestant(tokens, PEERS[name])
-    with setting.device:
-        model, flops, facts = plain(setting) if name == PLAIN else ours(name, setting)
+    model, flops, facts = plain(setting) if name == PLAIN else ours(name, setting)
+    model.to(setting.device)
     compile_parts(model, setting.compiled)
     return Contestant(model, tokens, True, flops, facts)
 

@@ -7,7 +7,6 @@ by its distance from the anchor, both matrices turned.
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ SIZES = (16, 32, 64, 128)
 """Of chunks and heads: what a tile may measure."""
 WIDEST = 512
 """Hidden units."""
+INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
@@ -43,12 +43,7 @@ def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
     if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16 or unsuited(queries, weights, spec):
         return False
     width, chunk = weights[0].shape[-2], spec.chunk
-    return width <= 64 and chunk <= 64 and installed()
-
-
-@cache
-def installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return width <= 64 and chunk <= 64 and INSTALLED
 
 
 def kernel(
