@@ -19,6 +19,9 @@ if not os.environ.get("LOCKSTEP_TEST_GPU"):
 import torch
 
 torch.set_num_threads(1)
+# Without a GPU our kernels are interpreted. Triton asks for it when it is imported, which torch leaves to those who need it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
-"""The form "kernel": whole chunks by Triton (`lockstep.kernels.memory`), for memories of two matrices.
+"""The form "kernel": whole chunks by Triton (`lockstep.kernels.memory`), for memories of one or two matrices.
 
 Products are of the tokens' own precision, with sums, gates and the memory itself in 32 bits. The kernels know a memory
-by its distance from the anchor, both matrices turned.
+by its distance from the anchor, its matrices turned.
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
     """Why the kernels do not know such a memory; None if they do."""
-    if spec.layers != 2 or spec.retention != "l2" or spec.clip is not None or spec.read != "after":
-        return "the kernels know memories of two matrices under retention l2, read after writing, without clip"
-    if spec.bias == "dot":
-        return "the kernels know the biases l2, lp and huber"
-    width, hidden = weights[0].shape[-2:]
-    out = weights[1].shape[-1]
-    if width != out or width not in SIZES or spec.chunk not in SIZES:
-        return f"the kernels know heads and chunks of {SIZES}, not {width}, {out} and {spec.chunk}"
-    if hidden not in (*SIZES, 256, WIDEST):
+    if spec.layers > 2 or spec.retention != "l2" or spec.clip is not None or spec.read != "after":
+        return "the kernels know memories of one or two matrices under retention l2, read after writing, without clip"
+    if spec.bias == "dot" and (spec.layers == 2 or spec.norm):
+        return "the kernels know the bias dot for one matrix without norm alone"
+    width, out, span = weights[0].shape[-2], weights[-1].shape[-1], tokens_at_once(spec)
+    if not {width, out, span} <= set(SIZES) or (spec.layers == 2 and width != out):
+        return f"the kernels know heads and chunks of {SIZES}, not {width}, {out} and {span}"
+    hidden = weights[0].shape[-1]
+    if spec.layers == 2 and hidden not in (*SIZES, 256, WIDEST):
         return f"the kernels know hidden widths that are powers of two up to {WIDEST}, not {hidden}"
     if queries.dtype not in (torch.bfloat16, torch.float32):
         return f"the kernels know bfloat16 and float32, not {queries.dtype}"
     return None
+
+
+def tokens_at_once(spec: MemorySpec) -> int:
+    """A chunk, or a tile of tokens with a gradient each."""
+    return spec.tile if spec.exact else spec.chunk
 
 
 def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
@@ -43,19 +48,21 @@ def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
     if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16 or unsuited(queries, weights, spec):
         return False
     width, chunk = weights[0].shape[-2], spec.chunk
-    return width <= 64 and chunk <= 64 and INSTALLED
+    return spec.layers == 2 and width <= 64 and chunk <= 64 and INSTALLED
 
 
 def kernel(
     queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, memory: Memory, spec: MemorySpec, outer: Outer
 ) -> tuple[Tensor, Memory]:
     """As `chunked`, for callers' shapes: tokens [batch, heads, time, dim] in whole chunks, memory [rows, in, out]."""
+    if spec.layers == 1:
+        return one_matrix(queries, keys, values, gates, memory, spec, outer)
     # Triton is needed where it is used alone.
     from lockstep.kernels.memory.operator import memory as operator
 
     batch, heads = queries.shape[:2]
     anchors = turned_anchors(outer, queries.dtype) if spec.decay_to == "initial" else None
-    held = turned(memory.weights) if anchors is None else turned(memory.weights) - spread(anchors, batch)
+    held = turned(memory.weights) if anchors is None else turned(memory.weights) - spread(anchors, batch * heads)
     if memory.velocity is not None:
         held = torch.cat((held, turned(memory.velocity)), dim=1)
     reads, last, _ = operator(
@@ -68,14 +75,52 @@ def kernel(
         spec.chunk,
         spec.residual,
         spec.norm,
-        spec.huber_form if spec.bias == "huber" else spec.bias,
+        inner_loss(spec),
         spec.p,
         spec.activation,
     )
-    weights = last[:, :2] if anchors is None else last[:, :2] + spread(anchors, batch)
+    weights = last[:, :2] if anchors is None else last[:, :2] + spread(anchors, batch * heads)
     width = queries.shape[-1]
     velocity = None if memory.velocity is None else turned_back(last[:, 2:], width)
     return reads.unflatten(0, (batch, heads)), Memory(turned_back(weights, width), velocity)
+
+
+def one_matrix(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, memory: Memory, spec: MemorySpec, outer: Outer
+) -> tuple[Tensor, Memory]:
+    """`kernel` for memories of one matrix, of which there is one operator more: their closed form is another."""
+    from lockstep.kernels.memory.linear_operator import linear_memory
+
+    heads, anchor = queries.shape[1], None
+    held = memory.weights[0].mT.float()
+    if spec.decay_to == "initial":
+        assert outer.initial is not None
+        given = outer.initial[0]
+        anchor = (given if given.ndim == 3 else given.flatten(0, 1)).mT.to(queries.dtype).contiguous()
+        held = held - spread(anchor, held.shape[0])
+    reads, last, _, _ = linear_memory(
+        *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
+        *(None if gate is None else row_wise(gate.float()) for gate in gates),
+        *(None if x is None else x.float().contiguous() for x in (outer.gain, outer.shift)),
+        anchor,
+        torch.stack((held, *(matrix.mT.float() for matrix in memory.velocity or ())), dim=1),
+        heads,
+        tokens_at_once(spec),
+        spec.exact,
+        spec.residual,
+        spec.norm,
+        inner_loss(spec),
+        spec.p,
+    )
+    weights, *velocity = last.unbind(1)
+    weights = weights if anchor is None else weights + spread(anchor, weights.shape[0])
+    after = Memory((weights.mT,), tuple(matrix.mT for matrix in velocity) or None)
+    return reads.unflatten(0, (-1, heads)), after
+
+
+def inner_loss(spec: MemorySpec) -> str:
+    """By one word: Huber's forms are losses of their own."""
+    return spec.huber_form if spec.bias == "huber" else spec.bias
 
 
 def row_wise(x: Tensor) -> Tensor:
@@ -101,6 +146,6 @@ def turned_anchors(outer: Outer, dtype: torch.dtype) -> Tensor:
     return turned(matrices).to(dtype)
 
 
-def spread(anchors: Tensor, batch: int) -> Tensor:
+def spread(anchors: Tensor, rows: int) -> Tensor:
     """For every row, in 32 bits."""
-    return anchors.float().repeat(batch, 1, 1)
+    return anchors.float().repeat(rows // anchors.shape[0], 1, 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.memory.checks import check
 from lockstep.memory.chunked import chunked
 from lockstep.memory.exact import exact
-from lockstep.memory.kernel import kernel, pays
+from lockstep.memory.kernel import kernel, pays, tokens_at_once
 from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
 from lockstep.memory.spec import MemorySpec
@@ -74,7 +74,7 @@ def stream(
         for piece in pieces(state.position if position is None else position, time, spec):
             here = slice(done, done + piece.size)
             done += piece.size
-            if by_kernel and piece.closes and piece.chunk == spec.chunk:
+            if by_kernel and piece.closes and piece.chunk == tokens_at_once(spec):
                 said, memory = kernel(*cut(queries, keys, values, gates, here), memory, spec, outer)
             else:
                 tokens = rows.tokens(queries, keys, values, gates, here, piece.chunk)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.memory.chain import chain_backward_kernel, chain_kernel
 from lockstep.kernels.memory.coefficients import coefficients_backward_kernel, coefficients_kernel
@@ -28,7 +29,7 @@ BLOCK = 64
 
 
 class Coefficients(NamedTuple):
-    """Of all chunks, as `lockstep.memory.coefficients` has them; [rows, time] but for the second last dimension of C."""
+    """Of all chunks, as `lockstep.memory.coefficients` has them; [rows, time] each."""
 
     kept: Tensor
     carried: Tensor
@@ -55,47 +56,54 @@ class Tokens(NamedTuple):
     threshold: Tensor | None
     gain: Tensor | None  # [heads, width]
     shift: Tensor | None
-    anchors: Tensor | None  # [rows or heads, 2, …]
+    anchors: Tensor | None  # [heads or rows, 2, …]
 
 
 class Chunks:
     """One call: shapes, constants, and room for what the kernels leave to each other."""
 
     def __init__(
-        self, tokens: Tokens, heads: int, chunk: int, residual: bool, norm: bool, bias: str, p: float, activation: str
+        self,
+        tokens: Tokens,
+        heads: int,
+        chunk: int,
+        residual: bool,
+        norm: bool,
+        bias: str,
+        p: float,
+        activation: str,
+        *,
+        size: int,
     ) -> None:
+        """`size` is that of each of the memory's matrices."""
         self.tokens, self.heads = tokens, heads
         self.rows, self.time, self.width = tokens.keys.shape
         self.chunk, self.chunks = chunk, self.time // chunk
-        self.norm, self.residual, self.bias, self.p, self.activation = norm, residual, bias, p, activation
-        self.parts = 2 if tokens.momentum is None else 4
-
-    def constants(self, hidden: int, largest: int) -> dict[str, Any]:
-        """Of kernels that take `largest` hidden units at a time, or all of them if they are fewer."""
-        block = min(hidden, largest)
-        return self.closed_form | {
-            "WIDTH": self.width,
-            "BLOCK": block,
-            "SPLIT": hidden // block,
-            "ANCHOR": self.tokens.anchors is not None,
-            "NORM": self.norm,
-            "RESIDUAL": self.residual,
-            "BIAS": self.bias,
-            "P": self.p,
-            "ACTIVATION": self.activation,
-            "num_warps": 8 if block >= 128 else 4,
-            "num_stages": 1,
-        }
-
-    @property
-    def closed_form(self) -> dict[str, Any]:
-        exact = self.tokens.keys.dtype == torch.float32
-        return {
-            "CHUNK": self.chunk,
-            "MOMENTUM": self.tokens.momentum is not None,
+        self.hidden, self.kinds = size // self.width, 1 if tokens.momentum is None else 2
+        self.anchor, self.anchor_2 = None, None
+        if tokens.anchors is not None:
+            self.anchor, self.anchor_2 = (matrix.contiguous() for matrix in tokens.anchors.unbind(1))
+        exact = tokens.keys.dtype == torch.float32
+        self.closed_form: dict[str, Any] = {
+            "CHUNK": chunk,
+            "MOMENTUM": tokens.momentum is not None,
             # Three passes of the matrix units give 32-bit operands nearly all of their 32 bits.
             "PRECISION": "tf32x3" if exact else "tf32",
         }
+        self.memory: dict[str, Any] = {
+            "ANCHOR": tokens.anchors is not None,
+            "NORM": norm,
+            "RESIDUAL": residual,
+            "BIAS": bias,
+            "P": p,
+            "ACTIVATION": activation,
+        }
+
+    def constants(self, largest: int) -> dict[str, Any]:
+        """Of kernels that take `largest` hidden units at a time, or all of them if they are fewer."""
+        block = min(self.hidden, largest)
+        sizes = {"WIDTH": self.width, "BLOCK": block, "SPLIT": self.hidden // block}
+        return self.closed_form | self.memory | sizes | {"num_warps": 8 if block >= 128 else 4, "num_stages": 1}
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -106,9 +114,13 @@ class Chunks:
         """[rows, …] in the tokens' precision."""
         return self.tokens.keys.new_empty(self.rows, *shape)
 
-    def tiles(self, width: int) -> Tensor:
-        """[rows, chunks, width, chunk], as kernels leave rows of tokens to each other."""
-        return self.room(self.chunks, width, self.chunk)
+    def units(self) -> Tensor:
+        """[rows, chunks, hidden, chunk], as kernels leave rows of tokens to each other."""
+        return self.room(self.chunks, self.hidden, self.chunk)
+
+    def outputs(self) -> Tensor:
+        """[rows, chunks, width, chunk]."""
+        return self.room(self.chunks, self.width, self.chunk)
 
     def scalars(self, *shape: int) -> Tensor:
         """[rows, …] in 32 bits."""
@@ -127,164 +139,178 @@ class Chunks:
         return found
 
 
-def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Reads, the memory after the last chunk, and the copies of it that the way back needs."""
+def sheet(x: Tensor, rows: int, columns: int | None = None) -> TensorDescriptor:
+    """A tensor as one sheet of tiles: its last dimension across, all others down."""
+    flat = x.view(-1, x.shape[-1])
+    return TensorDescriptor.from_tensor(flat, [rows, columns or x.shape[-1]])
+
+
+class Sheets:
+    """Tensors of a call as kernels with blocks of so many hidden units see them."""
+
+    def __init__(self, run: Chunks, block: int) -> None:
+        self.run, self.block = run, min(run.hidden, block)
+
+    def tokens(self, *tensors: Tensor) -> list[TensorDescriptor]:
+        """[rows, time, …]."""
+        return [sheet(x, self.run.chunk) for x in tensors]
+
+    def units(self, *tensors: Tensor) -> list[TensorDescriptor]:
+        """[rows, chunks, hidden, chunk]."""
+        return [sheet(x, self.block) for x in tensors]
+
+    def outputs(self, *tensors: Tensor) -> list[TensorDescriptor]:
+        """[rows, chunks, width, chunk]."""
+        return [sheet(x, self.run.width) for x in tensors]
+
+    def first(self, x: Tensor | None) -> TensorDescriptor | None:
+        """First matrices, [hidden, width] each."""
+        return None if x is None else sheet(x.view(-1, self.run.width), self.block)
+
+    def second(self, x: Tensor | None) -> TensorDescriptor | None:
+        """Second matrices, [width, hidden] each."""
+        return None if x is None else sheet(x.view(-1, self.run.hidden), self.run.width, self.block)
+
+
+def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reads, the memory after the last chunk, and the copies of it that the way back needs: first and second matrices."""
     tokens, found = run.tokens, run.coefficients()
-    hidden = held.shape[-1] // run.width
-    last, copies = held.clone(), run.room(run.chunks, run.parts, held.shape[-1])
-    made = run.tiles(hidden), run.tiles(hidden), run.tiles(run.width)
-    chain, constants = run.constants(hidden, CHAIN_BLOCK), run.constants(hidden, BLOCK)
-    chain_kernel[(run.rows * chain["SPLIT"],)](
-        tokens.keys,
-        tokens.values,
+    last = held.clone()
+    firsts = run.room(run.chunks, run.kinds, run.hidden, run.width)
+    seconds = run.room(run.chunks, run.kinds, run.width, run.hidden)
+    inputs, first_errors, last_errors = run.units(), run.units(), run.outputs()
+    constants, sheets = run.constants(CHAIN_BLOCK), Sheets(run, CHAIN_BLOCK)
+    chain_kernel[(run.rows * constants["SPLIT"],)](
+        *sheets.tokens(tokens.keys, tokens.values),
         tokens.threshold,
         tokens.gain,
         tokens.shift,
         *found.ends,
-        tokens.anchors,
+        sheets.first(run.anchor),
+        sheets.second(run.anchor_2),
         last,
-        copies,
-        *made,
-        *run.meeting(chain["SPLIT"]),
+        sheets.first(firsts),
+        seconds,
+        *sheets.units(inputs, first_errors),
+        *sheets.outputs(last_errors),
+        *run.meeting(constants["SPLIT"]),
         *run.sizes,
-        **chain,
+        **constants,
     )
-    reads = torch.empty_like(tokens.queries)
+    reads, sheets = torch.empty_like(tokens.queries), Sheets(run, BLOCK)
     read_kernel[(run.rows * run.chunks,)](
-        tokens.queries,
-        tokens.keys,
+        *sheets.tokens(tokens.queries, tokens.keys),
         tokens.gain,
         tokens.shift,
-        *found[:3],
-        tokens.anchors,
-        copies,
-        *made,
-        reads,
+        found.kept,
+        found.carried,
+        *sheets.tokens(found.written),
+        sheets.first(run.anchor),
+        sheets.second(run.anchor_2),
+        sheets.first(firsts),
+        sheets.second(seconds),
+        *sheets.units(inputs, first_errors),
+        *sheets.outputs(last_errors),
+        *sheets.tokens(reads),
         *run.sizes,
-        **constants,
+        **run.constants(BLOCK),
     )
-    return reads, last, copies
+    return reads, last, firsts, seconds
 
 
-def backward(run: Chunks, copies: Tensor, reads_bar: Tensor, last_bar: Tensor) -> tuple[Tensor, ...]:
-    """Adjoints of queries, keys, values, keep, rate, momentum, threshold, gain, shift, anchors and the first memory."""
+class Written(NamedTuple):
+    """What chunks wrote, computed once more."""
+
+    inputs: Tensor
+    slopes: Tensor
+    bends: Tensor
+    first_errors: Tensor
+    last_errors: Tensor
+    normals: Tensor
+    scales: Tensor
+
+
+class Back(NamedTuple):
+    """Adjoints on their way: by the reads first, and then replaced by those of what comes before."""
+
+    read_inputs: Tensor  # what was read, which goes along
+    read_outputs: Tensor
+    read_last: Tensor
+    returned: Tensor
+    last_errors: Tensor
+    hidden: Tensor
+
+
+def backward(run: Chunks, firsts: Tensor, seconds: Tensor, reads_bar: Tensor, last_bar: Tensor) -> tuple[Tensor, ...]:
+    """Adjoints of what `Tokens` has, in its order, and of the first memory; those of absent ones mean nothing."""
     tokens, found = run.tokens, run.coefficients()
-    hidden = copies.shape[-1] // run.width
-    chain, constants = run.constants(hidden, CHAIN_BLOCK), run.constants(hidden, BLOCK)
-
-    def deep() -> Tensor:
-        return run.tiles(hidden)
-
-    def narrow() -> Tensor:
-        return run.tiles(run.width)
-
-    inputs, slopes, bends, first_errors = deep(), deep(), deep(), deep()
-    last_errors, normals, scales = narrow(), narrow(), run.scalars(run.time)
-    read_inputs, read_outputs_bar, read_last_bar = deep(), deep(), narrow()
-    lent = (tokens.threshold, tokens.gain, tokens.shift)
-    rewrite_kernel[(run.rows * run.chunks,)](
-        *tokens[1:3],
-        *lent,
-        tokens.anchors,
-        copies,
-        inputs,
-        slopes,
-        bends,
-        first_errors,
-        last_errors,
-        normals,
-        scales,
-        *run.sizes,
-        **constants,
-    )
-    # By the reads, and then replaced by the adjoints of what comes before.
-    returned_bar, last_errors_bar, hidden_bar = deep(), narrow(), deep()
-    queries_bar, keys_bar, values_bar = (torch.empty_like(tokens.keys) for _ in range(3))
+    made = rewritten(run, firsts, seconds)
+    bars = Back(run.units(), run.units(), run.outputs(), run.units(), run.outputs(), run.units())
+    queries_bar, keys_bar = torch.empty_like(tokens.queries), torch.empty_like(tokens.keys)
     kept_bar, carried_bar, written_bar = run.scalars(run.time), run.scalars(run.time), run.room(run.time, run.chunk)
-    gains_bar, shifts_bar = run.scalars(run.chunks, run.width), run.scalars(run.chunks, run.width)
+    read_gain_bar, read_shift_bar = run.scalars(run.chunks, run.width), run.scalars(run.chunks, run.width)
+    sheets = Sheets(run, BLOCK)
     read_backward_kernel[(run.rows * run.chunks,)](
-        *tokens[:2],
-        reads_bar,
+        *sheets.tokens(tokens.queries, tokens.keys, reads_bar),
         tokens.gain,
-        tokens.shift,
-        *found[:3],
-        tokens.anchors,
-        copies,
-        inputs,
-        first_errors,
-        last_errors,
-        read_inputs,
-        read_outputs_bar,
-        read_last_bar,
-        returned_bar,
-        last_errors_bar,
-        hidden_bar,
-        keys_bar,
-        queries_bar,
+        found.kept,
+        found.carried,
+        *sheets.tokens(found.written),
+        sheets.first(run.anchor),
+        sheets.second(run.anchor_2),
+        sheets.first(firsts),
+        sheets.second(seconds),
+        *sheets.units(made.inputs, made.first_errors),
+        *sheets.outputs(made.last_errors),
+        bars.read_inputs,
+        bars.read_outputs,
+        *sheets.outputs(bars.read_last),
+        *sheets.units(bars.returned),
+        *sheets.outputs(bars.last_errors),
+        *sheets.units(bars.hidden),
+        *sheets.tokens(keys_bar, queries_bar),
         kept_bar,
         carried_bar,
         written_bar,
-        gains_bar,
-        shifts_bar,
+        read_gain_bar,
+        read_shift_bar,
         *run.sizes,
-        **constants,
+        **run.constants(BLOCK),
     )
-    errors_bar, copies_bar, held_bar = narrow(), torch.empty_like(copies), last_bar.clone()
-    chain_backward_kernel[(run.rows * chain["SPLIT"],)](
-        *tokens[:3],
-        *lent,
-        *found.ends,
-        tokens.anchors,
-        copies,
-        inputs,
-        slopes,
-        bends,
-        last_errors,
-        normals,
-        scales,
-        read_inputs,
-        read_outputs_bar,
-        read_last_bar,
-        returned_bar,
-        last_errors_bar,
-        hidden_bar,
-        errors_bar,
-        copies_bar,
-        held_bar,
-        *run.meeting(chain["SPLIT"]),
-        *run.sizes,
-        **chain,
-    )
+    errors_bar, held_bar = run.outputs(), last_bar.clone()
+    firsts_bar, seconds_bar = torch.empty_like(firsts), torch.empty_like(seconds)
+    walk_back(run, found, seconds, made, bars, errors_bar, firsts_bar, seconds_bar, held_bar)
+    values_bar, threshold_bar = torch.empty_like(tokens.values), run.scalars(run.time)
+    gain_bar, shift_bar = torch.empty_like(read_gain_bar), torch.empty_like(read_shift_bar)
     end_kept_bar, end_carried_bar, end_velocity_kept_bar = (run.scalars(run.chunks) for _ in range(3))
     end_written_bar, end_velocity_written_bar = run.scalars(run.time), run.scalars(run.time)
     ends_bar = (end_kept_bar, end_carried_bar, end_written_bar, end_velocity_kept_bar, end_velocity_written_bar)
-    threshold_bar = run.scalars(run.time)
-    gain_bar, shift_bar = run.scalars(run.chunks, run.width), run.scalars(run.chunks, run.width)
     settle_kernel[(run.rows * run.chunks,)](
-        *tokens[1:3],
-        *lent,
+        *sheets.tokens(tokens.keys, tokens.values),
+        tokens.threshold,
+        tokens.gain,
+        tokens.shift,
         found.end_written,
         found.end_velocity_written,
-        tokens.anchors,
-        copies,
-        inputs,
-        first_errors,
-        last_errors,
-        normals,
-        scales,
-        errors_bar,
-        hidden_bar,
-        copies_bar,
-        keys_bar,
-        values_bar,
+        sheets.first(run.anchor),
+        sheets.first(firsts),
+        sheets.second(seconds),
+        *sheets.units(made.inputs, made.first_errors),
+        *sheets.outputs(made.last_errors, made.normals),
+        made.scales,
+        *sheets.outputs(errors_bar),
+        *sheets.units(bars.hidden),
+        sheets.first(firsts_bar),
+        sheets.second(seconds_bar),
+        *sheets.tokens(keys_bar, values_bar),
         threshold_bar,
         gain_bar,
         shift_bar,
         *ends_bar,
         *run.sizes,
-        **constants,
+        **run.constants(BLOCK),
     )
-    keep_bar, rate_bar, momentum_bar = (run.scalars(run.time) for _ in range(3))
+    gates_bar = [run.scalars(run.time) for _ in range(3)]
     coefficients_backward_kernel[(run.rows * run.chunks,)](
         tokens.keep,
         tokens.rate,
@@ -293,38 +319,101 @@ def backward(run: Chunks, copies: Tensor, reads_bar: Tensor, last_bar: Tensor) -
         carried_bar,
         written_bar,
         *ends_bar,
-        keep_bar,
-        rate_bar,
-        momentum_bar,
+        *gates_bar,
         **run.closed_form,
     )
-    anchors_bar = held_bar.new_empty(0)
-    if tokens.anchors is not None:
-        # Few rows fill a device too: a program adds up some chunks, and the rest is done here.
-        span = math.gcd(run.chunks, SPAN)
-        sums = held_bar.new_empty(run.rows * run.chunks // span, 2, hidden * run.width)
-        anchor_kernel[(sums.shape[0] * constants["SPLIT"],)](
-            *tokens[:2],
-            inputs,
-            last_errors,
-            read_inputs,
-            read_outputs_bar,
-            read_last_bar,
-            returned_bar,
-            errors_bar,
-            hidden_bar,
-            sums,
-            span,
-            **{name: constants[name] for name in ("CHUNK", "WIDTH", "BLOCK", "SPLIT", "PRECISION", "num_warps")},
-            num_stages=2,
-        )
-        by_row = sums.unflatten(0, (run.rows, -1)).sum(1)
-        anchors_bar = by_row.unflatten(0, (-1, tokens.anchors.shape[0])).sum(0)
-    gain_bar = (gain_bar + gains_bar).sum(1).unflatten(0, (-1, run.heads)).sum(0)
-    shift_bar = (shift_bar + shifts_bar).sum(1).unflatten(0, (-1, run.heads)).sum(0)
-    rows = (queries_bar, keys_bar, values_bar, keep_bar, rate_bar, momentum_bar, threshold_bar)
-    return *rows, gain_bar, shift_bar, anchors_bar, held_bar
+    lent_bar = [
+        one.add_(other).sum(1).unflatten(0, (-1, run.heads)).sum(0)
+        for one, other in ((gain_bar, read_gain_bar), (shift_bar, read_shift_bar))
+    ]
+    anchors_bar = through_anchor(run, made, bars, errors_bar)
+    return queries_bar, keys_bar, values_bar, *gates_bar, threshold_bar, *lent_bar, anchors_bar, held_bar
+
+
+def rewritten(run: Chunks, firsts: Tensor, seconds: Tensor) -> Written:
+    tokens, sheets = run.tokens, Sheets(run, BLOCK)
+    units, outputs = [run.units() for _ in range(4)], [run.outputs() for _ in range(2)]
+    made = Written(*units, *outputs, run.scalars(run.time))
+    rewrite_kernel[(run.rows * run.chunks,)](
+        *sheets.tokens(tokens.keys, tokens.values),
+        tokens.threshold,
+        tokens.gain,
+        tokens.shift,
+        sheets.first(run.anchor),
+        sheets.second(run.anchor_2),
+        sheets.first(firsts),
+        sheets.second(seconds),
+        *sheets.units(*units),
+        *sheets.outputs(*outputs),
+        made.scales,
+        *run.sizes,
+        **run.constants(BLOCK),
+    )
+    return made
+
+
+def walk_back(
+    run: Chunks,
+    found: Coefficients,
+    seconds: Tensor,
+    made: Written,
+    bars: Back,
+    errors_bar: Tensor,
+    firsts_bar: Tensor,
+    seconds_bar: Tensor,
+    held_bar: Tensor,
+) -> None:
+    """From the last chunk to the first; the last four arguments, and some of `bars`, are filled."""
+    tokens, constants, sheets = run.tokens, run.constants(CHAIN_BLOCK), Sheets(run, CHAIN_BLOCK)
+    chain_backward_kernel[(run.rows * constants["SPLIT"],)](
+        *sheets.tokens(tokens.queries, tokens.keys, tokens.values),
+        tokens.threshold,
+        tokens.gain,
+        tokens.shift,
+        *found.ends,
+        sheets.second(run.anchor_2),
+        sheets.second(seconds),
+        *sheets.units(made.inputs, made.slopes, made.bends),
+        *sheets.outputs(made.last_errors, made.normals),
+        made.scales,
+        *sheets.units(bars.read_inputs, bars.read_outputs),
+        *sheets.outputs(bars.read_last),
+        *sheets.units(bars.returned),
+        *sheets.outputs(bars.last_errors),
+        *sheets.units(bars.hidden),
+        *sheets.outputs(errors_bar),
+        sheets.first(firsts_bar),
+        seconds_bar,
+        held_bar,
+        *run.meeting(constants["SPLIT"]),
+        *run.sizes,
+        **constants,
+    )
 
 
 SPAN = 16
-"""Chunks that one program adds up."""
+"""Chunks of which one program adds up the anchor's adjoints, so that few rows fill a device too."""
+
+
+def through_anchor(run: Chunks, made: Written, bars: Back, outputs_bar: Tensor) -> Tensor:
+    """The adjoints of the anchors, in 32 bits."""
+    tokens, sheets, constants = run.tokens, Sheets(run, BLOCK), run.constants(BLOCK)
+    if tokens.anchors is None:
+        return outputs_bar.new_empty(0, dtype=torch.float32)
+    span, size = math.gcd(run.chunks, SPAN), run.hidden * run.width
+    sums = outputs_bar.new_empty(run.rows * run.chunks // span, 2, size, dtype=torch.float32)
+    anchor_kernel[(sums.shape[0] * constants["SPLIT"],)](
+        *sheets.tokens(tokens.queries, tokens.keys),
+        *sheets.units(made.inputs),
+        *sheets.outputs(made.last_errors),
+        *sheets.units(bars.read_inputs, bars.read_outputs),
+        *sheets.outputs(bars.read_last),
+        *sheets.units(bars.returned),
+        *sheets.outputs(outputs_bar),
+        *sheets.units(bars.hidden),
+        sums,
+        span,
+        **{name: constants[name] for name in ("CHUNK", "WIDTH", "BLOCK", "SPLIT", "PRECISION", "num_warps")},
+        num_stages=2,
+    )
+    return sums.unflatten(0, (-1, tokens.anchors.shape[0], run.chunks // span)).sum((0, 2))

@@ -10,24 +10,26 @@ import triton.language as tl
 
 from lockstep.kernels.memory.activations import activate, slope_of
 from lockstep.kernels.memory.heads import normalised, said, through_norm
-from lockstep.kernels.memory.tiles import added, place, product, turned
+from lockstep.kernels.memory.tiles import added, place, product
 
 
 @triton.jit
 def read_kernel(
-    queries: tl.tensor,  # [rows, time, WIDTH]
-    keys: tl.tensor,
+    queries: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    keys: tl.tensor_descriptor,
     gain: tl.tensor,  # [heads, WIDTH]
     shift: tl.tensor,
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
-    written: tl.tensor,  # [rows, time, CHUNK]
-    anchors: tl.tensor,  # [rows or heads, 2, …]
-    copies: tl.tensor,  # [rows, chunks, 2 or 4, …]
-    inputs: tl.tensor,  # [rows, chunks, HIDDEN, CHUNK]: what was written
-    first_errors: tl.tensor,  # [rows, chunks, HIDDEN, CHUNK]
-    last_errors: tl.tensor,  # [rows, chunks, WIDTH, CHUNK]
-    reads: tl.tensor,  # [rows, time, WIDTH]
+    written: tl.tensor_descriptor,  # [rows × time, CHUNK]
+    anchor: tl.tensor_descriptor,  # [heads or rows × HIDDEN, WIDTH]
+    anchor_2: tl.tensor_descriptor,  # [heads or rows × WIDTH, HIDDEN]
+    firsts: tl.tensor_descriptor,  # [rows × chunks × kinds × HIDDEN, WIDTH]
+    seconds: tl.tensor_descriptor,  # [rows × chunks × kinds × WIDTH, HIDDEN]
+    inputs: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]: what was written
+    first_errors: tl.tensor_descriptor,
+    last_errors: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
+    reads: tl.tensor_descriptor,  # [rows × time, WIDTH]
     heads: int,
     anchor_rows: int,
     chunks: int,
@@ -44,86 +46,73 @@ def read_kernel(
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    chunk = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(0)
     row = chunk // chunks
-    low = keys.dtype.element_ty
+    low = keys.dtype
     HIDDEN: tl.constexpr = BLOCK * SPLIT
-    SIZE: tl.constexpr = WIDTH * HIDDEN
-    PARTS: tl.constexpr = 4 if MOMENTUM else 2
-    token = chunk * CHUNK
-    here = chunk * CHUNK * WIDTH
-    copies += chunk * PARTS * SIZE
-    if ANCHOR:
-        anchors += (row % anchor_rows) * 2 * SIZE
-    share = tl.load(kept + token + tl.arange(0, CHUNK))[None, :]
-    carry = tl.load(carried + token + tl.arange(0, CHUNK))[None, :] if MOMENTUM else share
-    shares = tl.load(written + chunk * CHUNK * CHUNK + turned(CHUNK, CHUNK, CHUNK))
-    query = tl.load(queries + here + turned(WIDTH, CHUNK, WIDTH))
-    scores = product(tl.load(keys + here + place(WIDTH, CHUNK, WIDTH)), query, PRECISION)
+    KINDS: tl.constexpr = 2 if MOMENTUM else 1
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    share = tl.load(kept + token)[None, :]
+    carry = tl.load(carried + token)[None, :] if MOMENTUM else share
+    shares = tl.trans(written.load([chunk * CHUNK, 0]))
+    query = tl.trans(queries.load([chunk * CHUNK, 0]))
+    scores = product(keys.load([chunk * CHUNK, 0]), query, PRECISION)
     scores = (scores * -shares.to(tl.float32)).to(low)
     kept_query = (query.to(tl.float32) * share).to(low)
     carried_query = (query.to(tl.float32) * carry).to(low)
     scores_2 = tl.zeros([CHUNK, CHUNK], tl.float32)
     answer = tl.zeros([WIDTH, CHUNK], tl.float32)
     for part in range(SPLIT):
-        deep = (chunk * HIDDEN + part * BLOCK) * CHUNK
-        mine, mine_2 = part * BLOCK * WIDTH, SIZE + part * BLOCK
-        found = product(tl.load(first_errors + deep + place(CHUNK, BLOCK, CHUNK)), scores, PRECISION)
-        found = added(found, tl.load(copies + mine + place(WIDTH, BLOCK, WIDTH)), kept_query, PRECISION)
+        unit, deep = part * BLOCK, chunk * HIDDEN + part * BLOCK
+        first, second = chunk * KINDS * HIDDEN + unit, chunk * KINDS * WIDTH
+        found = product(first_errors.load([deep, 0]), scores, PRECISION)
+        found = added(found, firsts.load([first, 0]), kept_query, PRECISION)
         if ANCHOR:
-            found = added(found, tl.load(anchors + mine + place(WIDTH, BLOCK, WIDTH)), query, PRECISION)
+            found = added(found, anchor.load([(row % anchor_rows) * HIDDEN + unit, 0]), query, PRECISION)
         if MOMENTUM:
-            found = added(
-                found, tl.load(copies + 2 * SIZE + mine + place(WIDTH, BLOCK, WIDTH)), carried_query, PRECISION
-            )
+            found = added(found, firsts.load([first + HIDDEN, 0]), carried_query, PRECISION)
         read = activate(found, ACTIVATION)
         low_read = read.to(low)
-        scores_2 = added(scores_2, tl.load(inputs + deep + turned(CHUNK, BLOCK, CHUNK)), low_read, PRECISION)
-        answer = added(
-            answer, tl.load(copies + mine_2 + place(HIDDEN, WIDTH, BLOCK)), (read * share).to(low), PRECISION
-        )
+        scores_2 = added(scores_2, tl.trans(inputs.load([deep, 0])), low_read, PRECISION)
+        answer = added(answer, seconds.load([second, unit]), (read * share).to(low), PRECISION)
         if ANCHOR:
-            answer = added(answer, tl.load(anchors + mine_2 + place(HIDDEN, WIDTH, BLOCK)), low_read, PRECISION)
+            answer = added(answer, anchor_2.load([(row % anchor_rows) * WIDTH, unit]), low_read, PRECISION)
         if MOMENTUM:
-            answer = added(
-                answer,
-                tl.load(copies + 2 * SIZE + mine_2 + place(HIDDEN, WIDTH, BLOCK)),
-                (read * carry).to(low),
-                PRECISION,
-            )
+            answer = added(answer, seconds.load([second + WIDTH, unit]), (read * carry).to(low), PRECISION)
     scores_2 = (scores_2 * -shares.to(tl.float32)).to(low)
-    answer = added(answer, tl.load(last_errors + here + place(CHUNK, WIDTH, CHUNK)), scores_2, PRECISION)
+    answer = added(answer, last_errors.load([chunk * WIDTH, 0]), scores_2, PRECISION)
     wide = (row % heads) * WIDTH + tl.arange(0, WIDTH)
     g = tl.load(gain + wide)[:, None] if NORM else 1.0
     s = tl.load(shift + wide)[:, None] if NORM else 0.0
-    normal, scale = normalised(answer, NORM, 0)
+    normal, _ = normalised(answer, NORM, 0)
     answer = said(normal, query.to(tl.float32), g, s, NORM, RESIDUAL)
-    tl.store(reads + here + turned(WIDTH, CHUNK, WIDTH), answer.to(low))
+    reads.store([chunk * CHUNK, 0], tl.trans(answer.to(low)))
 
 
 @triton.jit
 def read_backward_kernel(
-    queries: tl.tensor,  # [rows, time, WIDTH]
-    keys: tl.tensor,
-    reads_bar: tl.tensor,
+    queries: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    keys: tl.tensor_descriptor,
+    reads_bar: tl.tensor_descriptor,
     gain: tl.tensor,  # [heads, WIDTH]
-    shift: tl.tensor,
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
-    written: tl.tensor,  # [rows, time, CHUNK]
-    anchors: tl.tensor,
-    copies: tl.tensor,
-    inputs: tl.tensor,  # [rows, chunks, HIDDEN, CHUNK]
-    first_errors: tl.tensor,
-    last_errors: tl.tensor,  # [rows, chunks, WIDTH, CHUNK]
+    written: tl.tensor_descriptor,  # [rows × time, CHUNK]
+    anchor: tl.tensor_descriptor,  # [heads or rows × HIDDEN, WIDTH]
+    anchor_2: tl.tensor_descriptor,  # [heads or rows × WIDTH, HIDDEN]
+    firsts: tl.tensor_descriptor,  # [rows × chunks × kinds × HIDDEN, WIDTH]
+    seconds: tl.tensor_descriptor,  # [rows × chunks × kinds × WIDTH, HIDDEN]
+    inputs: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]
+    first_errors: tl.tensor_descriptor,
+    last_errors: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
     read_inputs: tl.tensor,  # [rows, chunks, HIDDEN, CHUNK]; what follows is what comes out
     read_outputs_bar: tl.tensor,
-    read_last_bar: tl.tensor,  # [rows, chunks, WIDTH, CHUNK]
-    first_errors_bar: tl.tensor,  # [rows, chunks, HIDDEN, CHUNK]: adjoints of what was written
-    last_errors_bar: tl.tensor,  # [rows, chunks, WIDTH, CHUNK]
-    inputs_bar: tl.tensor,  # [rows, chunks, HIDDEN, CHUNK]
-    keys_bar: tl.tensor,  # [rows, time, WIDTH]
-    queries_bar: tl.tensor,
+    read_last_bar: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
+    first_errors_bar: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]: adjoints of what was written
+    last_errors_bar: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
+    inputs_bar: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]
+    keys_bar: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    queries_bar: tl.tensor_descriptor,
     kept_bar: tl.tensor,  # [rows, time]
     carried_bar: tl.tensor,
     written_bar: tl.tensor,  # [rows, chunks, CHUNK, CHUNK], turned
@@ -145,65 +134,54 @@ def read_backward_kernel(
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    chunk = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(0)
     row = chunk // chunks
-    low = keys.dtype.element_ty
+    low = keys.dtype
     HIDDEN: tl.constexpr = BLOCK * SPLIT
-    SIZE: tl.constexpr = WIDTH * HIDDEN
-    PARTS: tl.constexpr = 4 if MOMENTUM else 2
-    token = chunk * CHUNK
-    here = chunk * CHUNK * WIDTH
-    square = chunk * CHUNK * CHUNK
-    copies += chunk * PARTS * SIZE
-    if ANCHOR:
-        anchors += (row % anchor_rows) * 2 * SIZE
-    share = tl.load(kept + token + tl.arange(0, CHUNK))[None, :]
-    carry = tl.load(carried + token + tl.arange(0, CHUNK))[None, :] if MOMENTUM else share
+    KINDS: tl.constexpr = 2 if MOMENTUM else 1
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    tile, square = place(CHUNK, BLOCK, CHUNK), place(CHUNK, CHUNK, CHUNK)
+    read_inputs += chunk.to(tl.int64) * HIDDEN * CHUNK
+    read_outputs_bar += chunk.to(tl.int64) * HIDDEN * CHUNK
+    written_bar += chunk.to(tl.int64) * CHUNK * CHUNK
+    share = tl.load(kept + token)[None, :]
+    carry = tl.load(carried + token)[None, :] if MOMENTUM else share
 
     # What was read, once more.
-    query = tl.load(queries + here + turned(WIDTH, CHUNK, WIDTH))
-    shares = tl.load(written + square + turned(CHUNK, CHUNK, CHUNK))
-    scores = product(tl.load(keys + here + place(WIDTH, CHUNK, WIDTH)), query, PRECISION)
+    query = tl.trans(queries.load([chunk * CHUNK, 0]))
+    shares = tl.trans(written.load([chunk * CHUNK, 0]))
+    scores = product(keys.load([chunk * CHUNK, 0]), query, PRECISION)
     low_scores = (scores * -shares.to(tl.float32)).to(low)
     kept_query = (query.to(tl.float32) * share).to(low)
     carried_query = (query.to(tl.float32) * carry).to(low)
     scores_2 = tl.zeros([CHUNK, CHUNK], tl.float32)
     answer = tl.zeros([WIDTH, CHUNK], tl.float32)
     for part in range(SPLIT):
-        deep = (chunk * HIDDEN + part * BLOCK) * CHUNK
-        mine, mine_2 = part * BLOCK * WIDTH, SIZE + part * BLOCK
-        found = product(tl.load(first_errors + deep + place(CHUNK, BLOCK, CHUNK)), low_scores, PRECISION)
-        found = added(found, tl.load(copies + mine + place(WIDTH, BLOCK, WIDTH)), kept_query, PRECISION)
+        unit, deep = part * BLOCK, chunk * HIDDEN + part * BLOCK
+        first, second = chunk * KINDS * HIDDEN + unit, chunk * KINDS * WIDTH
+        found = product(first_errors.load([deep, 0]), low_scores, PRECISION)
+        found = added(found, firsts.load([first, 0]), kept_query, PRECISION)
         if ANCHOR:
-            found = added(found, tl.load(anchors + mine + place(WIDTH, BLOCK, WIDTH)), query, PRECISION)
+            found = added(found, anchor.load([(row % anchor_rows) * HIDDEN + unit, 0]), query, PRECISION)
         if MOMENTUM:
-            found = added(
-                found, tl.load(copies + 2 * SIZE + mine + place(WIDTH, BLOCK, WIDTH)), carried_query, PRECISION
-            )
+            found = added(found, firsts.load([first + HIDDEN, 0]), carried_query, PRECISION)
         read = activate(found, ACTIVATION)
         low_read = read.to(low)
-        tl.store(read_inputs + deep + place(CHUNK, BLOCK, CHUNK), low_read)
+        tl.store(read_inputs + unit * CHUNK + tile, low_read)
         # The slope waits where the adjoint will be.
-        tl.store(read_outputs_bar + deep + place(CHUNK, BLOCK, CHUNK), slope_of(found, ACTIVATION).to(low))
-        scores_2 = added(scores_2, tl.load(inputs + deep + turned(CHUNK, BLOCK, CHUNK)), low_read, PRECISION)
-        answer = added(
-            answer, tl.load(copies + mine_2 + place(HIDDEN, WIDTH, BLOCK)), (read * share).to(low), PRECISION
-        )
+        tl.store(read_outputs_bar + unit * CHUNK + tile, slope_of(found, ACTIVATION).to(low))
+        scores_2 = added(scores_2, tl.trans(inputs.load([deep, 0])), low_read, PRECISION)
+        answer = added(answer, seconds.load([second, unit]), (read * share).to(low), PRECISION)
         if ANCHOR:
-            answer = added(answer, tl.load(anchors + mine_2 + place(HIDDEN, WIDTH, BLOCK)), low_read, PRECISION)
+            answer = added(answer, anchor_2.load([(row % anchor_rows) * WIDTH, unit]), low_read, PRECISION)
         if MOMENTUM:
-            answer = added(
-                answer,
-                tl.load(copies + 2 * SIZE + mine_2 + place(HIDDEN, WIDTH, BLOCK)),
-                (read * carry).to(low),
-                PRECISION,
-            )
+            answer = added(answer, seconds.load([second + WIDTH, unit]), (read * carry).to(low), PRECISION)
     low_scores = (scores_2 * -shares.to(tl.float32)).to(low)
-    answer = added(answer, tl.load(last_errors + here + place(CHUNK, WIDTH, CHUNK)), low_scores, PRECISION)
+    answer = added(answer, last_errors.load([chunk * WIDTH, 0]), low_scores, PRECISION)
     normal, scale = normalised(answer, NORM, 0)
 
     # Back through the second matrix.
-    bar = tl.load(reads_bar + here + turned(WIDTH, CHUNK, WIDTH)).to(tl.float32)
+    bar = tl.trans(reads_bar.load([chunk * CHUNK, 0])).to(tl.float32)
     if NORM:
         wide = tl.arange(0, WIDTH)
         tl.store(gain_bar + chunk * WIDTH + wide, tl.sum(bar * normal, axis=1))
@@ -211,68 +189,67 @@ def read_backward_kernel(
         g = tl.load(gain + (row % heads) * WIDTH + wide)[:, None]
         bar = through_norm(bar * g, normal, scale, NORM, 0)
     last_bar = bar.to(low)
-    tl.store(read_last_bar + here + place(CHUNK, WIDTH, CHUNK), last_bar)
+    read_last_bar.store([chunk * WIDTH, 0], last_bar)
     last_back = product(last_bar, tl.trans(low_scores), PRECISION)
-    tl.store(last_errors_bar + here + place(CHUNK, WIDTH, CHUNK), last_back.to(low))
-    scores_bar = product(tl.load(last_errors + here + turned(CHUNK, WIDTH, CHUNK)), last_bar, PRECISION)
-    tl.store(written_bar + square + place(CHUNK, CHUNK, CHUNK), (scores_bar * -scores_2).to(low))
+    last_errors_bar.store([chunk * WIDTH, 0], last_back.to(low))
+    scores_bar = product(tl.trans(last_errors.load([chunk * WIDTH, 0])), last_bar, PRECISION)
+    tl.store(written_bar + square, (scores_bar * -scores_2).to(low))
     low_scores_bar = (scores_bar * -shares.to(tl.float32)).to(low)
 
     # Block by block to the first, and back through it.
     tl.debug_barrier()
-    shares = tl.load(written + square + turned(CHUNK, CHUNK, CHUNK))
-    scores = product(tl.load(keys + here + place(WIDTH, CHUNK, WIDTH)), query, PRECISION)
+    shares = tl.trans(written.load([chunk * CHUNK, 0]))
+    scores = product(keys.load([chunk * CHUNK, 0]), query, PRECISION)
     low_scores = (scores * -shares.to(tl.float32)).to(low)
     scores_bar = tl.zeros([CHUNK, CHUNK], tl.float32)
     query_bar = tl.zeros([WIDTH, CHUNK], tl.float32)
     share_bar = tl.zeros([CHUNK], tl.float32)
     carry_bar = tl.zeros([CHUNK], tl.float32)
     for part in range(SPLIT):
-        deep = (chunk * HIDDEN + part * BLOCK) * CHUNK
-        mine, mine_2 = part * BLOCK * WIDTH, SIZE + part * BLOCK
-        tile, back_matrix = place(CHUNK, BLOCK, CHUNK), turned(HIDDEN, WIDTH, BLOCK)
-        read = tl.load(read_inputs + deep + tile)
+        unit, deep = part * BLOCK, chunk * HIDDEN + part * BLOCK
+        first, second = chunk * KINDS * HIDDEN + unit, chunk * KINDS * WIDTH
+        read = tl.load(read_inputs + unit * CHUNK + tile)
         inputs_back = product(read, tl.trans(low_scores_bar), PRECISION)
-        tl.store(inputs_bar + deep + tile, inputs_back.to(low))
-        back = product(tl.load(copies + mine_2 + back_matrix), last_bar, PRECISION)
+        inputs_bar.store([deep, 0], inputs_back.to(low))
+        back = product(tl.trans(seconds.load([second, unit])), last_bar, PRECISION)
         share_bar += tl.sum(back * read, axis=0)
-        back = added(back * share, tl.load(inputs + deep + tile), low_scores_bar, PRECISION)
+        back = added(back * share, inputs.load([deep, 0]), low_scores_bar, PRECISION)
         if ANCHOR:
-            back = added(back, tl.load(anchors + mine_2 + back_matrix), last_bar, PRECISION)
+            returning = tl.trans(anchor_2.load([(row % anchor_rows) * WIDTH, unit]))
+            back = added(back, returning, last_bar, PRECISION)
         if MOMENTUM:
-            more = product(tl.load(copies + 2 * SIZE + mine_2 + back_matrix), last_bar, PRECISION)
+            more = product(tl.trans(seconds.load([second + WIDTH, unit])), last_bar, PRECISION)
             carry_bar += tl.sum(more * read, axis=0)
             back += more * carry
-        back *= tl.load(read_outputs_bar + deep + tile)
+        back *= tl.load(read_outputs_bar + unit * CHUNK + tile)
         low_bar = back.to(low)
-        tl.store(read_outputs_bar + deep + tile, low_bar)
+        tl.store(read_outputs_bar + unit * CHUNK + tile, low_bar)
         errors_back = product(low_bar, tl.trans(low_scores), PRECISION)
-        tl.store(first_errors_bar + deep + tile, errors_back.to(low))
-        errors = tl.load(first_errors + deep + turned(CHUNK, BLOCK, CHUNK))
-        scores_bar = added(scores_bar, errors, low_bar, PRECISION)
+        first_errors_bar.store([deep, 0], errors_back.to(low))
+        scores_bar = added(scores_bar, tl.trans(first_errors.load([deep, 0])), low_bar, PRECISION)
         # Through what of the first matrix was kept and carried on: how much that was, and the query.
-        matrix, matrix_turned = place(WIDTH, BLOCK, WIDTH), turned(WIDTH, BLOCK, WIDTH)
-        share_bar += tl.sum(product(tl.load(copies + mine + matrix), query, PRECISION) * back, axis=0)
-        query_bar = added(query_bar, tl.load(copies + mine + matrix_turned), (back * share).to(low), PRECISION)
+        copy = firsts.load([first, 0])
+        share_bar += tl.sum(product(copy, query, PRECISION) * back, axis=0)
+        query_bar = added(query_bar, tl.trans(copy), (back * share).to(low), PRECISION)
         if ANCHOR:
-            query_bar = added(query_bar, tl.load(anchors + mine + matrix_turned), low_bar, PRECISION)
+            returning = tl.trans(anchor.load([(row % anchor_rows) * HIDDEN + unit, 0]))
+            query_bar = added(query_bar, returning, low_bar, PRECISION)
         if MOMENTUM:
-            more = product(tl.load(copies + 2 * SIZE + mine + matrix), query, PRECISION)
-            carry_bar += tl.sum(more * back, axis=0)
-            velocity = tl.load(copies + 2 * SIZE + mine + matrix_turned)
-            query_bar = added(query_bar, velocity, (back * carry).to(low), PRECISION)
+            copy = firsts.load([first + HIDDEN, 0])
+            carry_bar += tl.sum(product(copy, query, PRECISION) * back, axis=0)
+            query_bar = added(query_bar, tl.trans(copy), (back * carry).to(low), PRECISION)
 
     # What all blocks say together.
-    tl.store(kept_bar + token + tl.arange(0, CHUNK), share_bar)
+    tl.store(kept_bar + token, share_bar)
     if MOMENTUM:
-        tl.store(carried_bar + token + tl.arange(0, CHUNK), carry_bar)
-    scores = product(tl.load(keys + here + place(WIDTH, CHUNK, WIDTH)), query, PRECISION)
-    shares_bar = tl.load(written_bar + square + place(CHUNK, CHUNK, CHUNK)) - scores_bar * scores
-    tl.store(written_bar + square + place(CHUNK, CHUNK, CHUNK), shares_bar.to(low))
+        tl.store(carried_bar + token, carry_bar)
+    key = keys.load([chunk * CHUNK, 0])
+    shares_bar = tl.load(written_bar + square) - scores_bar * product(key, query, PRECISION)
+    tl.store(written_bar + square, shares_bar.to(low))
     low_scores_bar = (scores_bar * -shares.to(tl.float32)).to(low)
     key_bar = product(query, tl.trans(low_scores_bar), PRECISION)
-    tl.store(keys_bar + here + turned(WIDTH, CHUNK, WIDTH), key_bar.to(low))
-    query_bar = added(query_bar, tl.load(keys + here + turned(WIDTH, CHUNK, WIDTH)), low_scores_bar, PRECISION)
+    keys_bar.store([chunk * CHUNK, 0], tl.trans(key_bar.to(low)))
+    query_bar = added(query_bar, tl.trans(key), low_scores_bar, PRECISION)
     if RESIDUAL:
-        query_bar += tl.load(reads_bar + here + turned(WIDTH, CHUNK, WIDTH))
-    tl.store(queries_bar + here + turned(WIDTH, CHUNK, WIDTH), query_bar.to(low))
+        query_bar += tl.trans(reads_bar.load([chunk * CHUNK, 0]))
+    queries_bar.store([chunk * CHUNK, 0], tl.trans(query_bar.to(low)))

@@ -2,8 +2,10 @@
 
 Tokens run along the second axis of nearly every tile, so that a memory's hidden width is the first axis of a product,
 the one over which warps are spread. A first operand is never the transpose of what a product gave: Triton 3.4 to 3.7.0
-gets that wrong on Hopper in 16 bits. Where such a transpose is wanted it goes through memory, or is taken in 32 bits
-after the product.
+gets that wrong on Hopper in 16 bits. Where such a transpose is wanted it goes through memory.
+
+Tiles come and go by descriptors, which need one address for a whole tile; addresses of every thread's own would fill
+half of the registers. What a kernel writes and reads again goes by `place` and `turned`, in the order of the program.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ def added(total: tl.tensor, a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr)
 @triton.jit
 def place(stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
     """Offsets of a tile [ROWS, COLUMNS] whose rows are `stride` apart."""
-    return tl.arange(0, ROWS).to(tl.int64)[:, None] * stride + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+    return tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, COLUMNS)[None, :]
 
 
 @triton.jit
 def turned(stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
     """The same offsets as a tile [COLUMNS, ROWS]."""
-    return tl.arange(0, ROWS).to(tl.int64)[None, :] * stride + tl.arange(0, COLUMNS).to(tl.int64)[:, None]
+    return tl.arange(0, ROWS)[None, :] * stride + tl.arange(0, COLUMNS)[:, None]

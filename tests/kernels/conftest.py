@@ -1,0 +1,37 @@
+"""What tests of kernels share: a record of their own, and an interpreter that rounds as a GPU does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.kernels import record
+
+
+@pytest.fixture(autouse=True)
+def own_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs here is nobody else's backend."""
+    monkeypatch.setattr(record, "_ran", set())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nearest() -> Iterator[None]:
+    """Triton's interpreter cuts numbers off where a GPU rounds them to the nearest bfloat16."""
+    if torch.cuda.is_available():
+        yield
+        return
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    language = pytest.importorskip("triton.language")
+    cutting = interpreter._convert_float
+
+    def converted(numbers: Any, given: Any, wanted: Any, rounding: Any) -> Any:
+        if (given, wanted, rounding) != (language.float32, language.bfloat16, None):
+            return cutting(numbers, given, wanted, rounding)
+        return torch.from_numpy(numbers).to(torch.bfloat16).view(torch.uint16).numpy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_convert_float", converted)
+        yield

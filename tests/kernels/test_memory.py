@@ -1,0 +1,156 @@
+"""The form "kernel" is the definition: reads, the last memory and every gradient, within what its precision allows.
+
+Without a GPU the kernels run in Triton's interpreter, on small memories. Both forms are given the same rounded numbers,
+and the definition computes with them in float64; on long texts the chunked form does, which agrees with it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.kernels.record import backend
+from lockstep.memory import Form, MemorySpec, begin, stream
+from tests.kernels.memories import DEVICE, Size, as_a_model_draws, each_tensor, errors, everything, harsh, in_precision
+from tests.kernels.rounding import ProductsOfBfloat16
+from tests.memory.cases import Case, Fields, Named, assert_close, held
+
+pytest.importorskip("triton")
+# Of an activation far out, where the exponential is infinite and its inverse zero, as they should be.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+ON_A_GPU = torch.cuda.is_available()
+SMALL = Size(16, 32, 16, batch=1)
+LARGE = [Size(64, 128, 64), Size(64, 256, 64)]
+"""For GPUs; two programs share a row of 256 hidden units."""
+ODD = [(Size(16, 128, 32), 70), (Size(32, 32, 16, heads=3), 32), (Size(16, 16, 16, batch=1, heads=1), 275)]
+"""Other shapes and how many tokens: several blocks of hidden units, more chunks than a program adds up."""
+
+DESCENT: Fields = {"rule": "gradient-descent"}
+WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial"}
+SMOOTH: dict[str, Fields] = {
+    "titans": WHOLE,
+    "plain,silu,l3": {"activation": "silu", "bias": "lp", "p": 3},
+    "descent,norm,relu": {**DESCENT, "norm": True, "decay_to": "initial", "activation": "relu"},
+    "descent,plain,huber": {**DESCENT, "bias": "huber", "huber_form": "norm"},
+    "residual,huber,relu": {"residual": True, "bias": "huber", "activation": "relu"},
+}
+"""Points of the grid, each choice in one of them at least."""
+CORNERED: dict[str, Fields] = {
+    "whole,l1.5": {**WHOLE, **DESCENT, "bias": "lp", "p": 1.5, "activation": "silu"},
+    "residual,coordinate": {"residual": True, "decay_to": "initial", "bias": "huber", "huber_form": "coordinate"},
+    "yaad": {**WHOLE, **DESCENT, "bias": "huber", "huber_form": "switch"},
+}
+"""Losses with corners, where their gradients jump, or nearly: by one within a thousandth."""
+every_point = pytest.mark.parametrize("name", [*SMOOTH, *CORNERED])
+
+EXACTLY, AT_CORNERS = 1e-4, 1e-3
+"""Relative errors of norms with tokens of float32."""
+ROUNDED, DIFFERENCES_ROUNDED, BESIDE = 1e-2, 2e-2, 1.5
+"""The same with bfloat16: of all tensors but the gradients of gates and of the anchor, which are differences of larger
+numbers; of those; and of all, on average, beside torch with such products."""
+
+
+def spec_of(name: str, size: Size) -> MemorySpec:
+    return MemorySpec(**{**SMOOTH, **CORNERED}[name], chunk=size.chunk)
+
+
+def length_of(size: Size) -> int:
+    """Some chunks, and tokens over, which torch takes."""
+    return 1000 if size in LARGE else 37
+
+
+def exact(case: Case) -> Named:
+    definition: Form = "sequential" if case.keys.shape[2] < 100 else "chunked"
+    return everything(each_tensor(Tensor.double, case), definition)
+
+
+def on_the_device(case: Case) -> Case:
+    return each_tensor(lambda x: x.to(DEVICE), case)
+
+
+def require_exact(case: Case, bound: float = EXACTLY) -> None:
+    found = errors(everything(case, "kernel"), exact(case))
+    assert {name: error for name, error in found.items() if not error < bound} == {}
+    assert "(memory)" in backend()
+
+
+@pytest.mark.parametrize("length", [37, 32], ids=["some-over", "whole-chunks"])
+@every_point
+def test_harsh_memories_in_float32(name: str, length: int) -> None:
+    """With exact zeros in the gates."""
+    case = on_the_device(harsh(spec_of(name, SMALL), SMALL, length, seed=length))
+    require_exact(case, AT_CORNERS if name in CORNERED else EXACTLY)
+
+
+@pytest.mark.parametrize(("size", "length"), ODD, ids=str)
+def test_other_shapes(size: Size, length: int) -> None:
+    require_exact(on_the_device(as_a_model_draws(spec_of("titans", size), size, length)))
+
+
+def test_an_anchor_of_each_sample() -> None:
+    require_exact(on_the_device(harsh(spec_of("titans", SMALL), SMALL._replace(batch=2), 32, anchor_of_samples=True)))
+
+
+@pytest.mark.skipif(not ON_A_GPU, reason="long texts need a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
+@pytest.mark.parametrize("size", LARGE, ids=str)
+@every_point
+def test_long_texts_in_float32(name: str, size: Size) -> None:
+    case = on_the_device(as_a_model_draws(spec_of(name, size), size, length_of(size)))
+    require_exact(case, AT_CORNERS if name in CORNERED else EXACTLY)
+
+
+@pytest.mark.parametrize("size", [SMALL._replace(batch=2), *(LARGE if ON_A_GPU else ())], ids=str)
+@every_point
+def test_memories_in_bfloat16(name: str, size: Size) -> None:
+    """As a model draws them. At corners 16 bits say little, whoever computes with them: there we compare with torch."""
+    drawn = as_a_model_draws(spec_of(name, size), size, length_of(size))
+    case = on_the_device(in_precision(drawn, torch.bfloat16))
+    wanted = exact(case)
+    found = errors(everything(case, "kernel"), wanted)
+    with ProductsOfBfloat16() as products:
+        beside = errors(everything(case, "chunked"), wanted)
+    assert products.seen
+    ratios = [math.log(error / beside[name]) for name, error in found.items()]
+    assert math.exp(sum(ratios) / len(ratios)) < BESIDE
+    if name in SMOOTH:
+        coarse = ("gradient of gates.", "gradient of outer.initial.")
+        allowed = {name: DIFFERENCES_ROUNDED if name.startswith(coarse) else ROUNDED for name in found}
+        assert {name: error for name, error in found.items() if not error < allowed[name]} == {}
+
+
+def test_what_bfloat16_costs_torch() -> None:
+    """Far more than float32, and not so much that the comparison above would allow anything."""
+    case = in_precision(as_a_model_draws(spec_of("titans", SMALL), SMALL, 37), torch.bfloat16)
+    wanted = exact(case)
+    plain = errors(everything(case, "chunked"), wanted)
+    with ProductsOfBfloat16():
+        rounded = errors(everything(case, "chunked"), wanted)
+    gates = [name for name in plain if "gates." in name]
+    assert all(plain[name] < 1e-5 < 1e-3 < rounded[name] < DIFFERENCES_ROUNDED for name in gates)
+
+
+def test_fewer_tokens_than_a_chunk() -> None:
+    """Nothing is left to the kernels."""
+    case = on_the_device(harsh(spec_of("titans", SMALL), SMALL, 7))
+    found, wanted = case.run("kernel"), case.run("chunked")
+    assert torch.equal(found[0], wanted[0])
+    assert_close(held(found[1]), held(wanted[1]), tolerance=0)
+    assert backend() == "torch"
+
+
+@pytest.mark.parametrize("cut", [16, 21, 48])
+def test_a_text_that_is_cut(cut: int) -> None:
+    """Pieces that begin inside of a chunk are finished by torch, and the kernels go on at the next."""
+    case = on_the_device(harsh(spec_of("titans", SMALL), SMALL, 70))
+    wanted, last = case.run("sequential")
+    state, reads = begin(case.memory), []
+    for piece in (case.between(0, cut), case.between(cut, 70)):
+        said, state = stream(*piece[1:5], state, case.spec, case.outer, by_kernel=True)
+        reads.append(said)
+    assert_close({"reads": torch.cat(reads, dim=2)}, {"reads": wanted}, tolerance=1e-4)
+    assert_close(held(last._replace(weights=state.weights, velocity=state.velocity)), held(last), tolerance=1e-4)
+    assert "(memory)" in backend()

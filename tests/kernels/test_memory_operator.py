@@ -1,0 +1,207 @@
+"""The operator: what it refuses, what a compiler makes of it, that nothing leaks, and that it repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lockstep.kernels.record import backend
+from lockstep.laws.subject import randomise
+from lockstep.memory import MemorySpec, memorize, streaming
+from lockstep.memory.kernel import pays, unsuited
+from lockstep.models.registry import build
+from tests.kernels.memories import DEVICE, Size, each_tensor, everything, harsh, in_precision
+from tests.memory.cases import Case, Fields, Named, each_gate
+
+operator = pytest.importorskip("lockstep.kernels.memory.operator")
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+ON_A_GPU = torch.cuda.is_available()
+SMALL = Size(16, 32, 16, batch=1)
+SHARED = Size(64, 256, 64, batch=1) if ON_A_GPU else SMALL
+"""On a GPU, where two programs share a row."""
+TITANS: Fields = {"norm": True, "residual": True, "decay_to": "initial"}
+YAAD: Fields = {**TITANS, "rule": "gradient-descent", "bias": "huber", "huber_form": "switch"}
+
+
+def draw(size: Size = SMALL, length: int = 32, dtype: torch.dtype = torch.float32, **fields: Any) -> Case:
+    spec = MemorySpec(**{**TITANS, "chunk": size.chunk, **fields})
+    return each_tensor(lambda x: x.to(DEVICE), in_precision(harsh(spec, size, length), dtype))
+
+
+UNKNOWN: dict[str, tuple[Fields, Size, str]] = {
+    "depth": ({"depth": 3}, SMALL, "matrices"),
+    "retention": ({"rule": "gradient-descent", "retention": "lq"}, SMALL, "retention l2"),
+    "clip": ({"clip": 1.0}, SMALL, "without clip"),
+    "read": ({"read": "before"}, SMALL, "read after writing"),
+    "bias": ({"bias": "dot"}, SMALL, "bias"),
+    "head": ({}, SMALL._replace(width=24), "24"),
+    "chunk": ({}, SMALL._replace(chunk=8), "8"),
+    "hidden": ({}, SMALL._replace(hidden=48), "48"),
+}
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
+def test_what_is_not_known_is_named(unknown: str) -> None:
+    fields, size, named = UNKNOWN[unknown]
+    case = draw(size, **{name: field for name, field in fields.items() if name != "depth"})
+    case = case.with_spec(**fields)
+    if unknown == "depth":
+        middle = torch.zeros(size.batch, size.heads, size.hidden, size.hidden, device=DEVICE)
+        weights = (case.memory.weights[0], middle, case.memory.weights[1])
+        case = case._replace(memory=case.memory._replace(weights=weights, velocity=weights))
+    reason = unsuited(case.queries, case.memory.weights, case.spec)
+    assert reason is not None
+    assert named in reason
+    with pytest.raises(ValueError, match="the kernels know") as raised:
+        case.run("kernel")
+    assert str(raised.value) == reason
+    assert not pays(case.queries.bfloat16(), case.memory.weights, case.spec)
+
+
+def test_double_precision_is_not_known() -> None:
+    with pytest.raises(ValueError, match="bfloat16 and float32, not torch.float64"):
+        each_tensor(Tensor.double, draw()).run("kernel")
+
+
+def test_an_unknown_form_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown form fast; valid: sequential, chunked, kernel"):
+        memorize(*draw()[1:6], draw().spec, form="fast")  # type: ignore[arg-type]
+
+
+def test_when_it_is_chosen() -> None:
+    """On a GPU in bfloat16, and nowhere else."""
+    case = draw()
+    assert unsuited(case.queries, case.memory.weights, case.spec) is None
+    assert not pays(case.queries, case.memory.weights, case.spec)
+    assert pays(case.queries.bfloat16(), case.memory.weights, case.spec) == ON_A_GPU
+
+
+@pytest.mark.parametrize("fields", [TITANS, YAAD], ids=["titans", "yaad"])
+def test_it_is_an_operator(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes without numbers, derivatives, and no writing into what was given: torch's own examination, both ways."""
+    called: dict[str, tuple[Any, ...]] = {}
+
+    def noted(name: str) -> Callable[..., Any]:
+        real = getattr(operator, name)
+
+        def call(*arguments: Any) -> Any:
+            called[name] = arguments
+            return real(*arguments)
+
+        return call
+
+    originals = {name: getattr(operator, name) for name in ("memory", "memory_backward")}
+    for name in originals:
+        monkeypatch.setattr(operator, name, noted(name))
+    everything(draw(SMALL, **fields), "kernel")
+    assert called.keys() == originals.keys()
+    for name, original in originals.items():
+        given = [x.detach().requires_grad_(name == "memory") if isinstance(x, Tensor) else x for x in called[name]]
+        torch.library.opcheck(original, tuple(given))
+
+
+class TestModels:
+    """A model whose memories are forced through the kernels."""
+
+    @pytest.fixture(autouse=True)
+    def _forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(streaming, "pays", lambda *_: True)
+
+    @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+    def test_one_graph_learns_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Compiled or not, and as by torch."""
+        model = build("titans-lmm", vocab_size=17, dim=32, depth=1, heads=2, chunk=16).to(DEVICE).train()
+        randomise(model, seed=0)
+        eager = learned(model, model)
+        assert "(memory)" in backend()
+        torch._dynamo.reset()
+        compiled = learned(model, torch.compile(model, fullgraph=True, backend="inductor" if ON_A_GPU else "aot_eager"))
+        monkeypatch.setattr(streaming, "pays", lambda *_: False)
+        by_torch = learned(model, model)
+        for name, wanted in by_torch.items():
+            assert far(compiled[name], eager[name]) < 1e-5, name
+            assert far(eager[name], wanted) < 1e-4, name
+
+
+def learned(model: nn.Module, run: Callable[[Tensor], Tensor]) -> Named:
+    """The loss of predicting each next token, and its gradients."""
+    tokens = torch.randint(17, (2, 33), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(run(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    return {"loss": loss.detach(), **gradients}
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("place", [0, 5, -1], ids=["first-of-a-chunk", "inside", "last"])
+def test_nothing_leaks_back(place: int, dtype: torch.dtype) -> None:
+    """Reads before a token that is changed keep every bit, and no later token has a part in their gradients."""
+    case = draw(SHARED, 2 * SHARED.chunk, dtype)
+    changed = SHARED.chunk + place
+    others, _ = shaken(case, changed).run("kernel")
+    reads, _ = case.tracked().run("kernel")
+    assert torch.equal(reads[:, :, :changed], others[:, :, :changed])
+    assert not torch.equal(reads[:, :, changed], others[:, :, changed])
+    tokens = {name: x for name, x in case.inputs().items() if name.startswith(("queries", "keys", "values", "gates."))}
+    early = reads[:, :, :changed].float().square().sum()
+    for name, gradient in zip(tokens, torch.autograd.grad(early, list(tokens.values())), strict=True):
+        assert gradient[:, :, :changed].abs().amax() > 0, name
+        assert gradient[:, :, changed:].abs().amax() == 0, name
+
+
+def shaken(case: Case, token: int) -> Case:
+    """One token changed in all that it says."""
+
+    def at(x: Tensor, by: float) -> Tensor:
+        other = x.clone()
+        other[:, :, token] = other[:, :, token] * by + 0.125
+        return other
+
+    queries, keys, values = (at(x, -2.0) for x in (case.queries, case.keys, case.values))
+    return case._replace(
+        queries=queries, keys=keys, values=values, gates=each_gate(lambda gate: at(gate, 0.5), case.gates)
+    )
+
+
+def test_samples_and_heads_keep_to_themselves() -> None:
+    """Each alone gives what it gives in company, to the last bit."""
+    case = draw(SHARED._replace(batch=2, heads=2), 2 * SHARED.chunk)
+    reads, _ = case.run("kernel")
+    for sample in range(2):
+        for head in range(2):
+            here = slice(sample, sample + 1), slice(head, head + 1)
+            alone = case._replace(
+                queries=case.queries[here],
+                keys=case.keys[here],
+                values=case.values[here],
+                gates=each_gate(lambda gate, here=here: gate[here], case.gates),
+                memory=case.memory._replace(
+                    weights=tuple(x[here] for x in case.memory.weights),
+                    velocity=tuple(x[here] for x in case.memory.velocity or ()),
+                ),
+                outer=case.outer._replace(
+                    gain=None if case.outer.gain is None else case.outer.gain[here[1]],
+                    shift=None if case.outer.shift is None else case.outer.shift[here[1]],
+                    initial=tuple(x[here[1]] for x in case.outer.initial or ()),
+                ),
+            )
+            assert torch.equal(alone.run("kernel")[0], reads[here])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_repeats_itself(dtype: torch.dtype) -> None:
+    """Two runs give the same bits, gradients too."""
+    case = draw(SHARED, 1000 if ON_A_GPU else 37, dtype)
+    one, other = everything(case, "kernel"), everything(case, "kernel")
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
