@@ -19,7 +19,7 @@ if not os.environ.get("LOCKSTEP_TEST_GPU"):
 import torch
 
 torch.set_num_threads(1)
-# Without a GPU our kernels are interpreted. Triton asks for it when it is imported, which torch leaves to those who need it.
+# Without a GPU our kernels are interpreted. Triton asks for this when it is imported, which torch has not done yet.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -107,11 +107,17 @@ def each_tensor(function: Callable[[Tensor], Tensor], case: Case) -> Case:
 
     gain, shift, initial = case.outer
     return Case(
-        case.spec,
-        *map(function, (case.queries, case.keys, case.values)),
-        each_gate(function, case.gates),
-        Memory(tuple(map(function, case.memory.weights)), all_of(case.memory.velocity)),
-        Outer(None if gain is None else function(gain), None if shift is None else function(shift), all_of(initial)),
+        spec=case.spec,
+        queries=function(case.queries),
+        keys=function(case.keys),
+        values=function(case.values),
+        gates=each_gate(function, case.gates),
+        memory=Memory(tuple(map(function, case.memory.weights)), all_of(case.memory.velocity)),
+        outer=Outer(
+            gain=None if gain is None else function(gain),
+            shift=None if shift is None else function(shift),
+            initial=all_of(initial),
+        ),
     )
 
 

@@ -132,15 +132,18 @@ def test_float32(name: str) -> None:
     require_close(draw(name, 37), AT_CORNERS if name in CORNERED else EXACTLY)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["whole", "every token,whole"])
 def test_float32_in_other_draws(name: str, seed: int) -> None:
     require_close(draw(name, 32, seed=seed + 1), EXACTLY)
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", [*STALE, *EXACT, "l1.5", "yaad"])
 def test_bfloat16(name: str) -> None:
-    """Where little is left of a memory, a norm enlarges what was rounded: there, and at corners, we compare with torch."""
+    """Where little is left of a memory a norm enlarges what was rounded: there, and at corners, we compare with torch.
+
+    Of the loss by coordinates this says nothing: one number on the other side of its corner outweighs all rounding.
+    """
     case = in_precision(draw(name, 37, seed=1), torch.bfloat16)
     wanted = everything(each_tensor(Tensor.double, case), "sequential")
     found = errors(everything(case, "kernel"), wanted)
@@ -154,20 +157,22 @@ def test_bfloat16(name: str) -> None:
 
 
 SHAPES = {
-    "wide": (Size(16, 64, 32), 70),
-    "narrow": (Size(64, 16, 16, batch=2, heads=3), 32),
-    "many chunks": (Size(16, 16, 16, heads=1), 17 * 16),
-    "long": (Size(16, 16, 64), 128),
-    "longest": (Size(16, 32, 128), 130),
+    "wide": (Size(16, 64, 32), 70, ("huber,norm", "every token,whole")),
+    "narrow": (Size(64, 16, 16, batch=2, heads=3), 16, ("titans", "every token")),
+    "odd": (Size(16, 16, 16, heads=1), 5 * 16, ("whole", "every token,descent,anchored")),
+    "long": (Size(16, 16, 64), 128, ("whole", "every token")),
+    "longest": (Size(16, 32, 128), 130, ("delta,anchored", "every token,descent")),
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["titans", "huber,norm", "every token", "every token,descent,anchored"])
-def test_other_shapes(name: str, shape: str) -> None:
-    """Also more chunks than a program adds up, and outputs that programs share."""
-    size, length = SHAPES[shape]
-    require_close(draw(name, length, size), EXACTLY)
+@pytest.mark.parametrize(
+    ("shape", "name"), [(shape, name) for shape, (_, _, names) in SHAPES.items() for name in names]
+)
+def test_other_shapes(shape: str, name: str) -> None:
+    """Also outputs that programs share, and a number of chunks that none divides."""
+    size, length, _ = SHAPES[shape]
+    fields = {"residual": False} if size.width != size.out else {}
+    require_close(draw(name, length, size, **fields), EXACTLY)
 
 
 @pytest.mark.parametrize("name", ["whole", "every token,whole"])
@@ -220,10 +225,10 @@ def test_what_is_not_known_is_named() -> None:
             case.run("kernel")
 
 
-@pytest.mark.parametrize("name", ["whole", "every token,whole", "dot,descent"])
+@pytest.mark.parametrize("name", ["huber,norm", "every token"])
 def test_what_a_compiler_is_told(name: str) -> None:
     """Shapes without numbers, what is differentiated, and that nothing given is changed."""
-    case, seen = draw(name, 32, Size(16, 16, 16, batch=1)), []
+    case, seen = draw(name, 16, Size(heads=1)), []
     with pytest.MonkeyPatch.context() as patch:
         real = operator.linear_memory
         patch.setattr(operator, "linear_memory", lambda *given: seen.append(given) or real(*given))

@@ -34,20 +34,25 @@ WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial"}
 SMOOTH: dict[str, Fields] = {
     "titans": WHOLE,
     "plain,silu,l3": {"activation": "silu", "bias": "lp", "p": 3},
-    "descent,norm,relu": {**DESCENT, "norm": True, "decay_to": "initial", "activation": "relu"},
+    "descent,norm": {**DESCENT, "norm": True, "decay_to": "initial"},
     "descent,plain,huber": {**DESCENT, "bias": "huber", "huber_form": "norm"},
-    "residual,huber,relu": {"residual": True, "bias": "huber", "activation": "relu"},
+    "residual,huber,silu": {"residual": True, "bias": "huber", "activation": "silu"},
 }
-"""Points of the grid, each choice in one of them at least."""
+"""Points of the grid: with those below, each choice in one of them at least."""
 CORNERED: dict[str, Fields] = {
-    "whole,l1.5": {**WHOLE, **DESCENT, "bias": "lp", "p": 1.5, "activation": "silu"},
+    "descent,plain,relu": {**DESCENT, "decay_to": "initial", "activation": "relu"},
     "residual,coordinate": {"residual": True, "decay_to": "initial", "bias": "huber", "huber_form": "coordinate"},
+}
+"""Second derivatives jump: a number on the other side of a corner is an error that no precision bounds."""
+STEEP: dict[str, Fields] = {
+    "whole,l1.5": {**WHOLE, **DESCENT, "bias": "lp", "p": 1.5, "activation": "silu"},
     "yaad": {**WHOLE, **DESCENT, "bias": "huber", "huber_form": "switch"},
 }
-"""Losses with corners, where their gradients jump, or nearly: by one within a thousandth."""
-every_point = pytest.mark.parametrize("name", [*SMOOTH, *CORNERED])
+"""Where an error changes its sign the loss turns within a thousandth: 16 bits do not tell on which side."""
+POINTS = {**SMOOTH, **CORNERED, **STEEP}
+every_point = pytest.mark.parametrize("name", POINTS)
 
-EXACTLY, AT_CORNERS = 1e-4, 1e-3
+EXACTLY, AT_CORNERS = 1e-4, 2e-3
 """Relative errors of norms with tokens of float32."""
 ROUNDED, DIFFERENCES_ROUNDED, BESIDE = 1e-2, 2e-2, 1.5
 """The same with bfloat16: of all tensors but the gradients of gates and of the anchor, which are differences of larger
@@ -55,7 +60,7 @@ numbers; of those; and of all, on average, beside torch with such products."""
 
 
 def spec_of(name: str, size: Size) -> MemorySpec:
-    return MemorySpec(**{**SMOOTH, **CORNERED}[name], chunk=size.chunk)
+    return MemorySpec(**POINTS[name], chunk=size.chunk)
 
 
 def length_of(size: Size) -> int:
@@ -83,7 +88,7 @@ def require_exact(case: Case, bound: float = EXACTLY) -> None:
 def test_harsh_memories_in_float32(name: str, length: int) -> None:
     """With exact zeros in the gates."""
     case = on_the_device(harsh(spec_of(name, SMALL), SMALL, length, seed=length))
-    require_exact(case, AT_CORNERS if name in CORNERED else EXACTLY)
+    require_exact(case, EXACTLY if name in SMOOTH else AT_CORNERS)
 
 
 @pytest.mark.parametrize(("size", "length"), ODD, ids=str)
@@ -100,13 +105,13 @@ def test_an_anchor_of_each_sample() -> None:
 @every_point
 def test_long_texts_in_float32(name: str, size: Size) -> None:
     case = on_the_device(as_a_model_draws(spec_of(name, size), size, length_of(size)))
-    require_exact(case, AT_CORNERS if name in CORNERED else EXACTLY)
+    require_exact(case, EXACTLY if name in SMOOTH else AT_CORNERS)
 
 
 @pytest.mark.parametrize("size", [SMALL._replace(batch=2), *(LARGE if ON_A_GPU else ())], ids=str)
 @every_point
 def test_memories_in_bfloat16(name: str, size: Size) -> None:
-    """As a model draws them. At corners 16 bits say little, whoever computes with them: there we compare with torch."""
+    """As a model draws them; beside torch, where corners leave nothing else to compare with."""
     drawn = as_a_model_draws(spec_of(name, size), size, length_of(size))
     case = on_the_device(in_precision(drawn, torch.bfloat16))
     wanted = exact(case)
@@ -114,12 +119,13 @@ def test_memories_in_bfloat16(name: str, size: Size) -> None:
     with ProductsOfBfloat16() as products:
         beside = errors(everything(case, "chunked"), wanted)
     assert products.seen
-    ratios = [math.log(error / beside[name]) for name, error in found.items()]
+    compared = [tensor for tensor in found if name not in STEEP or not tensor.startswith("gradient")]
+    ratios = [math.log(found[tensor] / beside[tensor]) for tensor in compared]
     assert math.exp(sum(ratios) / len(ratios)) < BESIDE
     if name in SMOOTH:
         coarse = ("gradient of gates.", "gradient of outer.initial.")
-        allowed = {name: DIFFERENCES_ROUNDED if name.startswith(coarse) else ROUNDED for name in found}
-        assert {name: error for name, error in found.items() if not error < allowed[name]} == {}
+        allowed = {tensor: DIFFERENCES_ROUNDED if tensor.startswith(coarse) else ROUNDED for tensor in found}
+        assert {tensor: error for tensor, error in found.items() if not error < allowed[tensor]} == {}
 
 
 def test_what_bfloat16_costs_torch() -> None:

@@ -64,7 +64,7 @@ def test_what_is_not_known_is_named(unknown: str) -> None:
 
 
 def test_double_precision_is_not_known() -> None:
-    with pytest.raises(ValueError, match="bfloat16 and float32, not torch.float64"):
+    with pytest.raises(ValueError, match=r"bfloat16 and float32, not torch\.float64"):
         each_tensor(Tensor.double, draw()).run("kernel")
 
 

@@ -60,11 +60,16 @@ def kernel(
     # Triton is needed where it is used alone.
     from lockstep.kernels.memory.operator import memory as operator
 
-    batch, heads = queries.shape[:2]
-    anchors = turned_anchors(outer, queries.dtype) if spec.decay_to == "initial" else None
-    held = turned(memory.weights) if anchors is None else turned(memory.weights) - spread(anchors, batch * heads)
+    heads, anchors = queries.shape[1], None
+    held = paired(memory.weights)
+    if spec.decay_to == "initial":
+        assert outer.initial is not None
+        given = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
+        # In the tokens' precision: it is an operand of products.
+        anchors = paired(given).to(queries.dtype)
+        held = held - spread(anchors, held.shape[0])
     if memory.velocity is not None:
-        held = torch.cat((held, turned(memory.velocity)), dim=1)
+        held = torch.cat((held, paired(memory.velocity)), dim=1)
     reads, last, _ = operator(
         *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
         *(None if gate is None else row_wise(gate.float()) for gate in gates),
@@ -79,10 +84,10 @@ def kernel(
         spec.p,
         spec.activation,
     )
-    weights = last[:, :2] if anchors is None else last[:, :2] + spread(anchors, batch * heads)
-    width = queries.shape[-1]
-    velocity = None if memory.velocity is None else turned_back(last[:, 2:], width)
-    return reads.unflatten(0, (batch, heads)), Memory(turned_back(weights, width), velocity)
+    weights, velocity = last[:, :2], last[:, 2:]
+    weights = weights if anchors is None else weights + spread(anchors, weights.shape[0])
+    after = Memory(apart(weights), None if memory.velocity is None else apart(velocity))
+    return reads.unflatten(0, (-1, heads)), after
 
 
 def one_matrix(
@@ -128,24 +133,18 @@ def row_wise(x: Tensor) -> Tensor:
     return x.flatten(0, 1).contiguous()
 
 
-def turned(pair: Weights) -> Tensor:
-    """Two matrices [rows, in, out] as [rows, 2, …], each turned and in a line."""
-    return torch.stack([matrix.mT.flatten(1) for matrix in pair], dim=1).float()
+def paired(matrices: Weights) -> Tensor:
+    """Two matrices [rows, in, out] as [rows, 2, width, hidden], the second turned."""
+    first, second = matrices
+    return torch.stack((first, second.mT), dim=1).float()
 
 
-def turned_back(lines: Tensor, width: int) -> Weights:
-    """The inverse of `turned`."""
-    first, second = lines.unbind(1)
-    return first.unflatten(1, (-1, width)).mT, second.unflatten(1, (width, -1)).mT
-
-
-def turned_anchors(outer: Outer, dtype: torch.dtype) -> Tensor:
-    """Where forgetting leads, [heads or rows, 2, …], in the tokens' precision: it is an operand of products."""
-    assert outer.initial is not None
-    matrices = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
-    return turned(matrices).to(dtype)
+def apart(pair: Tensor) -> Weights:
+    """The inverse of `paired`."""
+    first, second = pair.unbind(1)
+    return first, second.mT
 
 
 def spread(anchors: Tensor, rows: int) -> Tensor:
     """For every row, in 32 bits."""
-    return anchors.float().repeat(rows // anchors.shape[0], 1, 1)
+    return anchors.float().repeat(rows // anchors.shape[0], *[1] * (anchors.ndim - 1))

@@ -21,11 +21,11 @@ from lockstep.kernels.memory.reading import read_backward_kernel, read_kernel
 from lockstep.kernels.memory.settling import anchor_kernel, settle_kernel
 from lockstep.kernels.memory.writing import rewrite_kernel
 
-CHAIN_BLOCK = 512 if triton.knobs.runtime.interpret else 128
-"""Hidden units of a program that walks a row, 16 to a warp. Interpreted programs run one after the other: none can wait
-for another, so that one must do."""
 BLOCK = 64
-"""Hidden units that a program for one chunk takes at a time."""
+"""Hidden units that a program takes at a time."""
+CHAIN_BLOCK = 512 if triton.knobs.runtime.interpret else BLOCK
+"""The same for programs that walk a row. Interpreted ones run one after the other: none can wait for another, so that
+one must do."""
 
 
 class Coefficients(NamedTuple):
@@ -56,7 +56,7 @@ class Tokens(NamedTuple):
     threshold: Tensor | None
     gain: Tensor | None  # [heads, width]
     shift: Tensor | None
-    anchors: Tensor | None  # [heads or rows, 2, …]
+    anchors: Tensor | None  # [heads or rows, 2, width, hidden], the second matrix turned
 
 
 class Chunks:
@@ -73,16 +73,12 @@ class Chunks:
         p: float,
         activation: str,
         *,
-        size: int,
+        hidden: int,
     ) -> None:
-        """`size` is that of each of the memory's matrices."""
-        self.tokens, self.heads = tokens, heads
+        self.tokens, self.hidden, self.heads = tokens, hidden, heads
         self.rows, self.time, self.width = tokens.keys.shape
         self.chunk, self.chunks = chunk, self.time // chunk
-        self.hidden, self.kinds = size // self.width, 1 if tokens.momentum is None else 2
-        self.anchor, self.anchor_2 = None, None
-        if tokens.anchors is not None:
-            self.anchor, self.anchor_2 = (matrix.contiguous() for matrix in tokens.anchors.unbind(1))
+        self.parts = 2 if tokens.momentum is None else 4
         exact = tokens.keys.dtype == torch.float32
         self.closed_form: dict[str, Any] = {
             "CHUNK": chunk,
@@ -103,7 +99,7 @@ class Chunks:
         """Of kernels that take `largest` hidden units at a time, or all of them if they are fewer."""
         block = min(self.hidden, largest)
         sizes = {"WIDTH": self.width, "BLOCK": block, "SPLIT": self.hidden // block}
-        return self.closed_form | self.memory | sizes | {"num_warps": 8 if block >= 128 else 4, "num_stages": 1}
+        return self.closed_form | self.memory | sizes | {"num_warps": 4, "num_stages": 1}
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -115,12 +111,12 @@ class Chunks:
         return self.tokens.keys.new_empty(self.rows, *shape)
 
     def units(self) -> Tensor:
-        """[rows, chunks, hidden, chunk], as kernels leave rows of tokens to each other."""
-        return self.room(self.chunks, self.hidden, self.chunk)
+        """[rows, time, hidden]."""
+        return self.room(self.time, self.hidden)
 
     def outputs(self) -> Tensor:
-        """[rows, chunks, width, chunk]."""
-        return self.room(self.chunks, self.width, self.chunk)
+        """[rows, time, width]."""
+        return self.room(self.time, self.width)
 
     def scalars(self, *shape: int) -> Tensor:
         """[rows, …] in 32 bits."""
@@ -128,7 +124,7 @@ class Chunks:
 
     def meeting(self, split: int) -> tuple[Tensor, Tensor]:
         """Where programs of a row add up what they found."""
-        return self.scalars(2, split, self.width, self.chunk), self.scalars().zero_().int()
+        return self.scalars(2, split, self.chunk, self.width), self.scalars().zero_().int()
 
     def coefficients(self) -> Coefficients:
         tokens, vectors = self.tokens, [self.scalars(self.time) for _ in range(5)]
@@ -139,83 +135,69 @@ class Chunks:
         return found
 
 
-def sheet(x: Tensor, rows: int, columns: int | None = None) -> TensorDescriptor:
-    """A tensor as one sheet of tiles: its last dimension across, all others down."""
-    flat = x.view(-1, x.shape[-1])
-    return TensorDescriptor.from_tensor(flat, [rows, columns or x.shape[-1]])
-
-
 class Sheets:
-    """Tensors of a call as kernels with blocks of so many hidden units see them."""
+    """Tensors of a call as sheets of tiles, for kernels with blocks of so many hidden units."""
 
     def __init__(self, run: Chunks, block: int) -> None:
         self.run, self.block = run, min(run.hidden, block)
 
-    def tokens(self, *tensors: Tensor) -> list[TensorDescriptor]:
-        """[rows, time, …]."""
-        return [sheet(x, self.run.chunk) for x in tensors]
+    def rows(self, *tensors: Tensor) -> list[TensorDescriptor]:
+        """[rows, time, width], a chunk a tile."""
+        return [sheet(x, self.run.chunk, x.shape[-1]) for x in tensors]
 
     def units(self, *tensors: Tensor) -> list[TensorDescriptor]:
-        """[rows, chunks, hidden, chunk]."""
-        return [sheet(x, self.block) for x in tensors]
+        """[rows, time, hidden], a block of a chunk a tile."""
+        return [sheet(x, self.run.chunk, self.block) for x in tensors]
 
-    def outputs(self, *tensors: Tensor) -> list[TensorDescriptor]:
-        """[rows, chunks, width, chunk]."""
-        return [sheet(x, self.run.width) for x in tensors]
-
-    def first(self, x: Tensor | None) -> TensorDescriptor | None:
-        """First matrices, [hidden, width] each."""
-        return None if x is None else sheet(x.view(-1, self.run.width), self.block)
-
-    def second(self, x: Tensor | None) -> TensorDescriptor | None:
-        """Second matrices, [width, hidden] each."""
-        return None if x is None else sheet(x.view(-1, self.run.hidden), self.run.width, self.block)
+    def matrices(self, x: Tensor | None) -> TensorDescriptor | None:
+        """[…, width, hidden], a block of a matrix a tile."""
+        return None if x is None else sheet(x, self.run.width, self.block)
 
 
-def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Reads, the memory after the last chunk, and the copies of it that the way back needs: first and second matrices."""
+def sheet(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A tensor's last dimension across, all others down."""
+    return TensorDescriptor.from_tensor(x.view(-1, x.shape[-1]), [rows, columns])
+
+
+def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Reads, the memory after the last chunk, and the copies of it that the way back needs."""
     tokens, found = run.tokens, run.coefficients()
     last = held.clone()
-    firsts = run.room(run.chunks, run.kinds, run.hidden, run.width)
-    seconds = run.room(run.chunks, run.kinds, run.width, run.hidden)
+    copies = run.room(run.chunks, run.parts, run.width, run.hidden)
     inputs, first_errors, last_errors = run.units(), run.units(), run.outputs()
     constants, sheets = run.constants(CHAIN_BLOCK), Sheets(run, CHAIN_BLOCK)
     chain_kernel[(run.rows * constants["SPLIT"],)](
-        *sheets.tokens(tokens.keys, tokens.values),
+        *sheets.rows(tokens.keys, tokens.values),
         tokens.threshold,
         tokens.gain,
         tokens.shift,
         *found.ends,
-        sheets.first(run.anchor),
-        sheets.second(run.anchor_2),
+        sheets.matrices(tokens.anchors),
         last,
-        sheets.first(firsts),
-        seconds,
+        sheets.matrices(copies),
         *sheets.units(inputs, first_errors),
-        *sheets.outputs(last_errors),
+        *sheets.rows(last_errors),
         *run.meeting(constants["SPLIT"]),
         *run.sizes,
         **constants,
     )
     reads, sheets = torch.empty_like(tokens.queries), Sheets(run, BLOCK)
     read_kernel[(run.rows * run.chunks,)](
-        *sheets.tokens(tokens.queries, tokens.keys),
+        *sheets.rows(tokens.queries, tokens.keys),
         tokens.gain,
         tokens.shift,
         found.kept,
         found.carried,
-        *sheets.tokens(found.written),
-        sheets.first(run.anchor),
-        sheets.second(run.anchor_2),
-        sheets.first(firsts),
-        sheets.second(seconds),
+        *sheets.rows(found.written),
+        sheets.matrices(tokens.anchors),
+        sheets.matrices(copies),
         *sheets.units(inputs, first_errors),
-        *sheets.outputs(last_errors),
-        *sheets.tokens(reads),
+        *sheets.rows(last_errors),
+        *sheets.rows(reads),
         *run.sizes,
         **run.constants(BLOCK),
     )
-    return reads, last, firsts, seconds
+    return reads, last, copies
 
 
 class Written(NamedTuple):
@@ -241,34 +223,32 @@ class Back(NamedTuple):
     hidden: Tensor
 
 
-def backward(run: Chunks, firsts: Tensor, seconds: Tensor, reads_bar: Tensor, last_bar: Tensor) -> tuple[Tensor, ...]:
+def backward(run: Chunks, copies: Tensor, reads_bar: Tensor, last_bar: Tensor) -> tuple[Tensor, ...]:
     """Adjoints of what `Tokens` has, in its order, and of the first memory; those of absent ones mean nothing."""
     tokens, found = run.tokens, run.coefficients()
-    made = rewritten(run, firsts, seconds)
+    made = rewritten(run, copies)
     bars = Back(run.units(), run.units(), run.outputs(), run.units(), run.outputs(), run.units())
     queries_bar, keys_bar = torch.empty_like(tokens.queries), torch.empty_like(tokens.keys)
     kept_bar, carried_bar, written_bar = run.scalars(run.time), run.scalars(run.time), run.room(run.time, run.chunk)
     read_gain_bar, read_shift_bar = run.scalars(run.chunks, run.width), run.scalars(run.chunks, run.width)
     sheets = Sheets(run, BLOCK)
     read_backward_kernel[(run.rows * run.chunks,)](
-        *sheets.tokens(tokens.queries, tokens.keys, reads_bar),
+        *sheets.rows(tokens.queries, tokens.keys, reads_bar),
         tokens.gain,
         found.kept,
         found.carried,
-        *sheets.tokens(found.written),
-        sheets.first(run.anchor),
-        sheets.second(run.anchor_2),
-        sheets.first(firsts),
-        sheets.second(seconds),
+        *sheets.rows(found.written),
+        sheets.matrices(tokens.anchors),
+        sheets.matrices(copies),
         *sheets.units(made.inputs, made.first_errors),
-        *sheets.outputs(made.last_errors),
+        *sheets.rows(made.last_errors),
         bars.read_inputs,
         bars.read_outputs,
-        *sheets.outputs(bars.read_last),
+        *sheets.rows(bars.read_last),
         *sheets.units(bars.returned),
-        *sheets.outputs(bars.last_errors),
+        *sheets.rows(bars.last_errors),
         *sheets.units(bars.hidden),
-        *sheets.tokens(keys_bar, queries_bar),
+        *sheets.rows(keys_bar, queries_bar),
         kept_bar,
         carried_bar,
         written_bar,
@@ -278,31 +258,29 @@ def backward(run: Chunks, firsts: Tensor, seconds: Tensor, reads_bar: Tensor, la
         **run.constants(BLOCK),
     )
     errors_bar, held_bar = run.outputs(), last_bar.clone()
-    firsts_bar, seconds_bar = torch.empty_like(firsts), torch.empty_like(seconds)
-    walk_back(run, found, seconds, made, bars, errors_bar, firsts_bar, seconds_bar, held_bar)
+    copies_bar = torch.empty_like(copies)
+    walk_back(run, found, copies, made, bars, errors_bar, copies_bar, held_bar)
     values_bar, threshold_bar = torch.empty_like(tokens.values), run.scalars(run.time)
     gain_bar, shift_bar = torch.empty_like(read_gain_bar), torch.empty_like(read_shift_bar)
     end_kept_bar, end_carried_bar, end_velocity_kept_bar = (run.scalars(run.chunks) for _ in range(3))
     end_written_bar, end_velocity_written_bar = run.scalars(run.time), run.scalars(run.time)
     ends_bar = (end_kept_bar, end_carried_bar, end_written_bar, end_velocity_kept_bar, end_velocity_written_bar)
     settle_kernel[(run.rows * run.chunks,)](
-        *sheets.tokens(tokens.keys, tokens.values),
+        *sheets.rows(tokens.keys, tokens.values),
         tokens.threshold,
         tokens.gain,
         tokens.shift,
         found.end_written,
         found.end_velocity_written,
-        sheets.first(run.anchor),
-        sheets.first(firsts),
-        sheets.second(seconds),
+        sheets.matrices(tokens.anchors),
+        sheets.matrices(copies),
         *sheets.units(made.inputs, made.first_errors),
-        *sheets.outputs(made.last_errors, made.normals),
+        *sheets.rows(made.last_errors, made.normals),
         made.scales,
-        *sheets.outputs(errors_bar),
+        *sheets.rows(errors_bar),
         *sheets.units(bars.hidden),
-        sheets.first(firsts_bar),
-        sheets.second(seconds_bar),
-        *sheets.tokens(keys_bar, values_bar),
+        sheets.matrices(copies_bar),
+        *sheets.rows(keys_bar, values_bar),
         threshold_bar,
         gain_bar,
         shift_bar,
@@ -330,21 +308,19 @@ def backward(run: Chunks, firsts: Tensor, seconds: Tensor, reads_bar: Tensor, la
     return queries_bar, keys_bar, values_bar, *gates_bar, threshold_bar, *lent_bar, anchors_bar, held_bar
 
 
-def rewritten(run: Chunks, firsts: Tensor, seconds: Tensor) -> Written:
+def rewritten(run: Chunks, copies: Tensor) -> Written:
     tokens, sheets = run.tokens, Sheets(run, BLOCK)
     units, outputs = [run.units() for _ in range(4)], [run.outputs() for _ in range(2)]
     made = Written(*units, *outputs, run.scalars(run.time))
     rewrite_kernel[(run.rows * run.chunks,)](
-        *sheets.tokens(tokens.keys, tokens.values),
+        *sheets.rows(tokens.keys, tokens.values),
         tokens.threshold,
         tokens.gain,
         tokens.shift,
-        sheets.first(run.anchor),
-        sheets.second(run.anchor_2),
-        sheets.first(firsts),
-        sheets.second(seconds),
+        sheets.matrices(tokens.anchors),
+        sheets.matrices(copies),
         *sheets.units(*units),
-        *sheets.outputs(*outputs),
+        *sheets.rows(*outputs),
         made.scales,
         *run.sizes,
         **run.constants(BLOCK),
@@ -355,35 +331,33 @@ def rewritten(run: Chunks, firsts: Tensor, seconds: Tensor) -> Written:
 def walk_back(
     run: Chunks,
     found: Coefficients,
-    seconds: Tensor,
+    copies: Tensor,
     made: Written,
     bars: Back,
     errors_bar: Tensor,
-    firsts_bar: Tensor,
-    seconds_bar: Tensor,
+    copies_bar: Tensor,
     held_bar: Tensor,
 ) -> None:
-    """From the last chunk to the first; the last four arguments, and some of `bars`, are filled."""
+    """From the last chunk to the first; the last three arguments, and some of `bars`, are filled."""
     tokens, constants, sheets = run.tokens, run.constants(CHAIN_BLOCK), Sheets(run, CHAIN_BLOCK)
     chain_backward_kernel[(run.rows * constants["SPLIT"],)](
-        *sheets.tokens(tokens.queries, tokens.keys, tokens.values),
+        *sheets.rows(tokens.queries, tokens.keys, tokens.values),
         tokens.threshold,
         tokens.gain,
         tokens.shift,
         *found.ends,
-        sheets.second(run.anchor_2),
-        sheets.second(seconds),
+        sheets.matrices(tokens.anchors),
+        sheets.matrices(copies),
         *sheets.units(made.inputs, made.slopes, made.bends),
-        *sheets.outputs(made.last_errors, made.normals),
+        *sheets.rows(made.last_errors, made.normals),
         made.scales,
         *sheets.units(bars.read_inputs, bars.read_outputs),
-        *sheets.outputs(bars.read_last),
+        *sheets.rows(bars.read_last),
         *sheets.units(bars.returned),
-        *sheets.outputs(bars.last_errors),
+        *sheets.rows(bars.last_errors),
         *sheets.units(bars.hidden),
-        *sheets.outputs(errors_bar),
-        sheets.first(firsts_bar),
-        seconds_bar,
+        *sheets.rows(errors_bar),
+        sheets.matrices(copies_bar),
         held_bar,
         *run.meeting(constants["SPLIT"]),
         *run.sizes,
@@ -400,16 +374,16 @@ def through_anchor(run: Chunks, made: Written, bars: Back, outputs_bar: Tensor) 
     tokens, sheets, constants = run.tokens, Sheets(run, BLOCK), run.constants(BLOCK)
     if tokens.anchors is None:
         return outputs_bar.new_empty(0, dtype=torch.float32)
-    span, size = math.gcd(run.chunks, SPAN), run.hidden * run.width
-    sums = outputs_bar.new_empty(run.rows * run.chunks // span, 2, size, dtype=torch.float32)
+    span = math.gcd(run.chunks, SPAN)
+    sums = run.scalars(run.chunks // span, 2, run.width, run.hidden).flatten(0, 1)
     anchor_kernel[(sums.shape[0] * constants["SPLIT"],)](
-        *sheets.tokens(tokens.queries, tokens.keys),
+        *sheets.rows(tokens.queries, tokens.keys),
         *sheets.units(made.inputs),
-        *sheets.outputs(made.last_errors),
+        *sheets.rows(made.last_errors),
         *sheets.units(bars.read_inputs, bars.read_outputs),
-        *sheets.outputs(bars.read_last),
+        *sheets.rows(bars.read_last),
         *sheets.units(bars.returned),
-        *sheets.outputs(outputs_bar),
+        *sheets.rows(outputs_bar),
         *sheets.units(bars.hidden),
         sums,
         span,

@@ -22,41 +22,39 @@ SETTING = "int heads, int chunk, bool residual, bool norm, str bias, float p, st
 @torch.library.custom_op(
     "lockstep::memory",
     mutates_args=(),
-    schema=f"({TOKENS}, Tensor held, {SETTING}) -> (Tensor reads, Tensor last, Tensor firsts, Tensor seconds)",
+    schema=f"({TOKENS}, Tensor held, {SETTING}) -> (Tensor reads, Tensor last, Tensor copies)",
 )
-def memory(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def memory(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Reads [rows, time, width], the memory after the last token, and what the way back needs; see `mlp`."""
     tokens, held, setting = arguments[:COUNT], arguments[COUNT], arguments[COUNT + 1 :]
     record(NAME)
-    return forward(Chunks(Tokens(*tokens), *setting, size=held.shape[-1]), held)
+    return forward(Chunks(Tokens(*tokens), *setting, hidden=held.shape[-1]), held)
 
 
 @memory.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     queries, held, chunk = arguments[0], arguments[COUNT], arguments[COUNT + 2]
-    rows, time, width = queries.shape
-    stack, hidden = (rows, time // chunk, held.shape[1] // 2), held.shape[2] // width
-    firsts, seconds = queries.new_empty(*stack, hidden, width), queries.new_empty(*stack, width, hidden)
-    return torch.empty_like(queries), torch.empty_like(held), firsts, seconds
+    copies = queries.new_empty(queries.shape[0], queries.shape[1] // chunk, *held.shape[1:])
+    return torch.empty_like(queries), torch.empty_like(held), copies
 
 
 @torch.library.custom_op(
     "lockstep::memory_backward",
     mutates_args=(),
-    schema=f"({TOKENS}, Tensor firsts, Tensor seconds, Tensor reads_bar, Tensor last_bar, {SETTING})"
+    schema=f"({TOKENS}, Tensor copies, Tensor reads_bar, Tensor last_bar, {SETTING})"
     f" -> ({', '.join(['Tensor'] * (COUNT + 1))})",
 )
 def memory_backward(*arguments: Any) -> tuple[Tensor, ...]:
     """Adjoints of what `memory` was given, the memory last; those of absent ones mean nothing."""
-    tokens, setting = arguments[:COUNT], arguments[COUNT + 4 :]
-    firsts, seconds, *bars = arguments[COUNT : COUNT + 4]
-    run = Chunks(Tokens(*tokens), *setting, size=bars[1].shape[-1])
-    return backward(run, firsts, seconds, *(bar.contiguous() for bar in bars))
+    tokens, setting = arguments[:COUNT], arguments[COUNT + 3 :]
+    copies, *bars = arguments[COUNT : COUNT + 3]
+    run = Chunks(Tokens(*tokens), *setting, hidden=copies.shape[-1])
+    return backward(run, copies, *(bar.contiguous() for bar in bars))
 
 
 @memory_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    tokens, last_bar, heads = Tokens(*arguments[:COUNT]), arguments[COUNT + 3], arguments[COUNT + 4]
+    tokens, last_bar, heads = Tokens(*arguments[:COUNT]), arguments[COUNT + 2], arguments[COUNT + 3]
     rows = [torch.empty_like(tokens.queries) for _ in range(3)]
     gates = [torch.empty_like(tokens.keep) for _ in range(4)]
     lent = [tokens.keep.new_empty(heads, tokens.queries.shape[-1]) for _ in range(2)]
@@ -65,14 +63,14 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:COUNT], *output[2:])
+    ctx.save_for_backward(*inputs[:COUNT], output[2])
     ctx.setting = inputs[COUNT + 1 :]
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.mark_non_differentiable(output[2])
 
 
-def _through(ctx: Any, reads_bar: Tensor, last_bar: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    *tokens, firsts, seconds = ctx.saved_tensors
-    *bars, held_bar = memory_backward(*tokens, firsts, seconds, reads_bar, last_bar, *ctx.setting)
+def _through(ctx: Any, reads_bar: Tensor, last_bar: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    *tokens, copies = ctx.saved_tensors
+    *bars, held_bar = memory_backward(*tokens, copies, reads_bar, last_bar, *ctx.setting)
     present = [None if token is None else bar.to(token.dtype) for token, bar in zip(tokens, bars, strict=True)]
     return (*present, held_bar, *[None] * len(ctx.setting))
 

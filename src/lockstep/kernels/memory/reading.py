@@ -10,7 +10,7 @@ import triton.language as tl
 
 from lockstep.kernels.memory.activations import activate, slope_of
 from lockstep.kernels.memory.heads import normalised, said, through_norm
-from lockstep.kernels.memory.tiles import added, place, product
+from lockstep.kernels.memory.tiles import added, place, product, turned
 
 
 @triton.jit
@@ -22,14 +22,12 @@ def read_kernel(
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
     written: tl.tensor_descriptor,  # [rows × time, CHUNK]
-    anchor: tl.tensor_descriptor,  # [heads or rows × HIDDEN, WIDTH]
-    anchor_2: tl.tensor_descriptor,  # [heads or rows × WIDTH, HIDDEN]
-    firsts: tl.tensor_descriptor,  # [rows × chunks × kinds × HIDDEN, WIDTH]
-    seconds: tl.tensor_descriptor,  # [rows × chunks × kinds × WIDTH, HIDDEN]
-    inputs: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]: what was written
+    anchors: tl.tensor_descriptor,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies: tl.tensor_descriptor,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs: tl.tensor_descriptor,  # [rows × time, HIDDEN]: what was written
     first_errors: tl.tensor_descriptor,
-    last_errors: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
-    reads: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    last_errors: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    reads: tl.tensor_descriptor,
     heads: int,
     anchor_rows: int,
     chunks: int,
@@ -49,44 +47,42 @@ def read_kernel(
     chunk = tl.program_id(0)
     row = chunk // chunks
     low = keys.dtype
-    HIDDEN: tl.constexpr = BLOCK * SPLIT
-    KINDS: tl.constexpr = 2 if MOMENTUM else 1
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    share = tl.load(kept + token)[None, :]
-    carry = tl.load(carried + token)[None, :] if MOMENTUM else share
-    shares = tl.trans(written.load([chunk * CHUNK, 0]))
-    query = tl.trans(queries.load([chunk * CHUNK, 0]))
-    scores = product(keys.load([chunk * CHUNK, 0]), query, PRECISION)
+    PARTS: tl.constexpr = 4 if MOMENTUM else 2
+    here, copy, anchor = chunk * CHUNK, chunk * PARTS * WIDTH, (row % anchor_rows) * 2 * WIDTH
+    token = here + tl.arange(0, CHUNK)
+    share = tl.load(kept + token)[:, None]
+    carry = tl.load(carried + token)[:, None] if MOMENTUM else share
+    shares, query = written.load([here, 0]), queries.load([here, 0])
+    scores = product(query, tl.trans(keys.load([here, 0])), PRECISION)
     scores = (scores * -shares.to(tl.float32)).to(low)
     kept_query = (query.to(tl.float32) * share).to(low)
     carried_query = (query.to(tl.float32) * carry).to(low)
     scores_2 = tl.zeros([CHUNK, CHUNK], tl.float32)
-    answer = tl.zeros([WIDTH, CHUNK], tl.float32)
+    answer = tl.zeros([CHUNK, WIDTH], tl.float32)
     for part in range(SPLIT):
-        unit, deep = part * BLOCK, chunk * HIDDEN + part * BLOCK
-        first, second = chunk * KINDS * HIDDEN + unit, chunk * KINDS * WIDTH
-        found = product(first_errors.load([deep, 0]), scores, PRECISION)
-        found = added(found, firsts.load([first, 0]), kept_query, PRECISION)
+        unit = part * BLOCK
+        found = product(scores, first_errors.load([here, unit]), PRECISION)
+        found = added(found, kept_query, copies.load([copy, unit]), PRECISION)
         if ANCHOR:
-            found = added(found, anchor.load([(row % anchor_rows) * HIDDEN + unit, 0]), query, PRECISION)
+            found = added(found, query, anchors.load([anchor, unit]), PRECISION)
         if MOMENTUM:
-            found = added(found, firsts.load([first + HIDDEN, 0]), carried_query, PRECISION)
+            found = added(found, carried_query, copies.load([copy + 2 * WIDTH, unit]), PRECISION)
         read = activate(found, ACTIVATION)
         low_read = read.to(low)
-        scores_2 = added(scores_2, tl.trans(inputs.load([deep, 0])), low_read, PRECISION)
-        answer = added(answer, seconds.load([second, unit]), (read * share).to(low), PRECISION)
+        scores_2 = added(scores_2, low_read, tl.trans(inputs.load([here, unit])), PRECISION)
+        answer = added(answer, (read * share).to(low), tl.trans(copies.load([copy + WIDTH, unit])), PRECISION)
         if ANCHOR:
-            answer = added(answer, anchor_2.load([(row % anchor_rows) * WIDTH, unit]), low_read, PRECISION)
+            answer = added(answer, low_read, tl.trans(anchors.load([anchor + WIDTH, unit])), PRECISION)
         if MOMENTUM:
-            answer = added(answer, seconds.load([second + WIDTH, unit]), (read * carry).to(low), PRECISION)
+            velocity = tl.trans(copies.load([copy + 3 * WIDTH, unit]))
+            answer = added(answer, (read * carry).to(low), velocity, PRECISION)
     scores_2 = (scores_2 * -shares.to(tl.float32)).to(low)
-    answer = added(answer, last_errors.load([chunk * WIDTH, 0]), scores_2, PRECISION)
+    answer = added(answer, scores_2, last_errors.load([here, 0]), PRECISION)
     wide = (row % heads) * WIDTH + tl.arange(0, WIDTH)
-    g = tl.load(gain + wide)[:, None] if NORM else 1.0
-    s = tl.load(shift + wide)[:, None] if NORM else 0.0
-    normal, _ = normalised(answer, NORM, 0)
-    answer = said(normal, query.to(tl.float32), g, s, NORM, RESIDUAL)
-    reads.store([chunk * CHUNK, 0], tl.trans(answer.to(low)))
+    g = tl.load(gain + wide)[None, :] if NORM else 1.0
+    s = tl.load(shift + wide)[None, :] if NORM else 0.0
+    normal, _ = normalised(answer, NORM, 1)
+    reads.store([here, 0], said(normal, query.to(tl.float32), g, s, NORM, RESIDUAL).to(low))
 
 
 @triton.jit
@@ -98,19 +94,17 @@ def read_backward_kernel(
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
     written: tl.tensor_descriptor,  # [rows × time, CHUNK]
-    anchor: tl.tensor_descriptor,  # [heads or rows × HIDDEN, WIDTH]
-    anchor_2: tl.tensor_descriptor,  # [heads or rows × WIDTH, HIDDEN]
-    firsts: tl.tensor_descriptor,  # [rows × chunks × kinds × HIDDEN, WIDTH]
-    seconds: tl.tensor_descriptor,  # [rows × chunks × kinds × WIDTH, HIDDEN]
-    inputs: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]
+    anchors: tl.tensor_descriptor,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies: tl.tensor_descriptor,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs: tl.tensor_descriptor,  # [rows × time, HIDDEN]
     first_errors: tl.tensor_descriptor,
-    last_errors: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
-    read_inputs: tl.tensor,  # [rows, chunks, HIDDEN, CHUNK]; what follows is what comes out
+    last_errors: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    read_inputs: tl.tensor,  # [rows, time, HIDDEN]; what follows is what comes out
     read_outputs_bar: tl.tensor,
-    read_last_bar: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
-    first_errors_bar: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]: adjoints of what was written
-    last_errors_bar: tl.tensor_descriptor,  # [rows × chunks × WIDTH, CHUNK]
-    inputs_bar: tl.tensor_descriptor,  # [rows × chunks × HIDDEN, CHUNK]
+    read_last_bar: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    first_errors_bar: tl.tensor_descriptor,  # [rows × time, HIDDEN]: adjoints of what was written
+    last_errors_bar: tl.tensor_descriptor,  # [rows × time, WIDTH]
+    inputs_bar: tl.tensor_descriptor,  # [rows × time, HIDDEN]
     keys_bar: tl.tensor_descriptor,  # [rows × time, WIDTH]
     queries_bar: tl.tensor_descriptor,
     kept_bar: tl.tensor,  # [rows, time]
@@ -134,122 +128,128 @@ def read_backward_kernel(
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
+    """Scores are wanted both ways round, and so are computed both ways round where they are a first operand."""
     chunk = tl.program_id(0)
     row = chunk // chunks
     low = keys.dtype
     HIDDEN: tl.constexpr = BLOCK * SPLIT
-    KINDS: tl.constexpr = 2 if MOMENTUM else 1
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    tile, square = place(CHUNK, BLOCK, CHUNK), place(CHUNK, CHUNK, CHUNK)
-    read_inputs += chunk.to(tl.int64) * HIDDEN * CHUNK
-    read_outputs_bar += chunk.to(tl.int64) * HIDDEN * CHUNK
-    written_bar += chunk.to(tl.int64) * CHUNK * CHUNK
-    share = tl.load(kept + token)[None, :]
-    carry = tl.load(carried + token)[None, :] if MOMENTUM else share
+    PARTS: tl.constexpr = 4 if MOMENTUM else 2
+    here, copy, anchor = chunk * CHUNK, chunk * PARTS * WIDTH, (row % anchor_rows) * 2 * WIDTH
+    token, tile = here + tl.arange(0, CHUNK), place(HIDDEN, CHUNK, BLOCK)
+    read_inputs += here.to(tl.int64) * HIDDEN
+    read_outputs_bar += here.to(tl.int64) * HIDDEN
+    written_bar += here.to(tl.int64) * CHUNK + turned(CHUNK, CHUNK, CHUNK)
+    share = tl.load(kept + token)[:, None]
+    carry = tl.load(carried + token)[:, None] if MOMENTUM else share
 
     # What was read, once more.
-    query = tl.trans(queries.load([chunk * CHUNK, 0]))
-    shares = tl.trans(written.load([chunk * CHUNK, 0]))
-    scores = product(keys.load([chunk * CHUNK, 0]), query, PRECISION)
+    query, shares = queries.load([here, 0]), written.load([here, 0])
+    scores = product(query, tl.trans(keys.load([here, 0])), PRECISION)
     low_scores = (scores * -shares.to(tl.float32)).to(low)
     kept_query = (query.to(tl.float32) * share).to(low)
     carried_query = (query.to(tl.float32) * carry).to(low)
     scores_2 = tl.zeros([CHUNK, CHUNK], tl.float32)
-    answer = tl.zeros([WIDTH, CHUNK], tl.float32)
+    answer = tl.zeros([CHUNK, WIDTH], tl.float32)
     for part in range(SPLIT):
-        unit, deep = part * BLOCK, chunk * HIDDEN + part * BLOCK
-        first, second = chunk * KINDS * HIDDEN + unit, chunk * KINDS * WIDTH
-        found = product(first_errors.load([deep, 0]), low_scores, PRECISION)
-        found = added(found, firsts.load([first, 0]), kept_query, PRECISION)
+        unit = part * BLOCK
+        found = product(low_scores, first_errors.load([here, unit]), PRECISION)
+        found = added(found, kept_query, copies.load([copy, unit]), PRECISION)
         if ANCHOR:
-            found = added(found, anchor.load([(row % anchor_rows) * HIDDEN + unit, 0]), query, PRECISION)
+            found = added(found, query, anchors.load([anchor, unit]), PRECISION)
         if MOMENTUM:
-            found = added(found, firsts.load([first + HIDDEN, 0]), carried_query, PRECISION)
+            found = added(found, carried_query, copies.load([copy + 2 * WIDTH, unit]), PRECISION)
         read = activate(found, ACTIVATION)
         low_read = read.to(low)
-        tl.store(read_inputs + unit * CHUNK + tile, low_read)
+        tl.store(read_inputs + unit + tile, low_read)
         # The slope waits where the adjoint will be.
-        tl.store(read_outputs_bar + unit * CHUNK + tile, slope_of(found, ACTIVATION).to(low))
-        scores_2 = added(scores_2, tl.trans(inputs.load([deep, 0])), low_read, PRECISION)
-        answer = added(answer, seconds.load([second, unit]), (read * share).to(low), PRECISION)
+        tl.store(read_outputs_bar + unit + tile, slope_of(found, ACTIVATION).to(low))
+        scores_2 = added(scores_2, low_read, tl.trans(inputs.load([here, unit])), PRECISION)
+        answer = added(answer, (read * share).to(low), tl.trans(copies.load([copy + WIDTH, unit])), PRECISION)
         if ANCHOR:
-            answer = added(answer, anchor_2.load([(row % anchor_rows) * WIDTH, unit]), low_read, PRECISION)
+            answer = added(answer, low_read, tl.trans(anchors.load([anchor + WIDTH, unit])), PRECISION)
         if MOMENTUM:
-            answer = added(answer, seconds.load([second + WIDTH, unit]), (read * carry).to(low), PRECISION)
+            velocity = tl.trans(copies.load([copy + 3 * WIDTH, unit]))
+            answer = added(answer, (read * carry).to(low), velocity, PRECISION)
     low_scores = (scores_2 * -shares.to(tl.float32)).to(low)
-    answer = added(answer, last_errors.load([chunk * WIDTH, 0]), low_scores, PRECISION)
-    normal, scale = normalised(answer, NORM, 0)
+    answer = added(answer, low_scores, last_errors.load([here, 0]), PRECISION)
+    normal, scale = normalised(answer, NORM, 1)
 
-    # Back through the second matrix.
-    bar = tl.trans(reads_bar.load([chunk * CHUNK, 0])).to(tl.float32)
+    # Back through the last matrix's own words.
+    bar = reads_bar.load([here, 0]).to(tl.float32)
     if NORM:
         wide = tl.arange(0, WIDTH)
-        tl.store(gain_bar + chunk * WIDTH + wide, tl.sum(bar * normal, axis=1))
-        tl.store(shift_bar + chunk * WIDTH + wide, tl.sum(bar, axis=1))
-        g = tl.load(gain + (row % heads) * WIDTH + wide)[:, None]
-        bar = through_norm(bar * g, normal, scale, NORM, 0)
+        tl.store(gain_bar + chunk * WIDTH + wide, tl.sum(bar * normal, axis=0))
+        tl.store(shift_bar + chunk * WIDTH + wide, tl.sum(bar, axis=0))
+        g = tl.load(gain + (row % heads) * WIDTH + wide)[None, :]
+        bar = through_norm(bar * g, normal, scale, NORM, 1)
     last_bar = bar.to(low)
-    read_last_bar.store([chunk * WIDTH, 0], last_bar)
-    last_back = product(last_bar, tl.trans(low_scores), PRECISION)
-    last_errors_bar.store([chunk * WIDTH, 0], last_back.to(low))
-    scores_bar = product(tl.trans(last_errors.load([chunk * WIDTH, 0])), last_bar, PRECISION)
-    tl.store(written_bar + square, (scores_bar * -scores_2).to(low))
+    read_last_bar.store([here, 0], last_bar)
+    last_error = last_errors.load([here, 0])
+    scores_bar = product(last_bar, tl.trans(last_error), PRECISION)
+    tl.store(written_bar, (scores_bar * -scores_2).to(low))
     low_scores_bar = (scores_bar * -shares.to(tl.float32)).to(low)
+    tl.debug_barrier()
+    turned_shares = tl.trans(written.load([here, 0])).to(tl.float32)
+    turned_scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for part in range(SPLIT):
+        unit = part * BLOCK
+        read = tl.load(read_inputs + unit + tile)
+        turned_scores = added(turned_scores, inputs.load([here, unit]), tl.trans(read), PRECISION)
+    last_back = product((turned_scores * -turned_shares).to(low), last_bar, PRECISION)
+    last_errors_bar.store([here, 0], last_back.to(low))
+    turned_scores_bar = product(last_error, tl.trans(last_bar), PRECISION)
+    turned_scores_bar = (turned_scores_bar * -turned_shares).to(low)
+    turned_scores = product(keys.load([here, 0]), tl.trans(query), PRECISION)
+    turned_scores = (turned_scores * -turned_shares).to(low)
 
     # Block by block to the first, and back through it.
-    tl.debug_barrier()
-    shares = tl.trans(written.load([chunk * CHUNK, 0]))
-    scores = product(keys.load([chunk * CHUNK, 0]), query, PRECISION)
-    low_scores = (scores * -shares.to(tl.float32)).to(low)
     scores_bar = tl.zeros([CHUNK, CHUNK], tl.float32)
-    query_bar = tl.zeros([WIDTH, CHUNK], tl.float32)
+    query_bar = tl.zeros([CHUNK, WIDTH], tl.float32)
+    key_bar = tl.zeros([CHUNK, CHUNK], tl.float32)
     share_bar = tl.zeros([CHUNK], tl.float32)
     carry_bar = tl.zeros([CHUNK], tl.float32)
     for part in range(SPLIT):
-        unit, deep = part * BLOCK, chunk * HIDDEN + part * BLOCK
-        first, second = chunk * KINDS * HIDDEN + unit, chunk * KINDS * WIDTH
-        read = tl.load(read_inputs + unit * CHUNK + tile)
-        inputs_back = product(read, tl.trans(low_scores_bar), PRECISION)
-        inputs_bar.store([deep, 0], inputs_back.to(low))
-        back = product(tl.trans(seconds.load([second, unit])), last_bar, PRECISION)
-        share_bar += tl.sum(back * read, axis=0)
-        back = added(back * share, inputs.load([deep, 0]), low_scores_bar, PRECISION)
+        unit = part * BLOCK
+        read = tl.load(read_inputs + unit + tile)
+        inputs_bar.store([here, unit], product(turned_scores_bar, read, PRECISION).to(low))
+        back = product(last_bar, copies.load([copy + WIDTH, unit]), PRECISION)
+        share_bar += tl.sum(back * read, axis=1)
+        back = added(back * share, low_scores_bar, inputs.load([here, unit]), PRECISION)
         if ANCHOR:
-            returning = tl.trans(anchor_2.load([(row % anchor_rows) * WIDTH, unit]))
-            back = added(back, returning, last_bar, PRECISION)
+            back = added(back, last_bar, anchors.load([anchor + WIDTH, unit]), PRECISION)
         if MOMENTUM:
-            more = product(tl.trans(seconds.load([second + WIDTH, unit])), last_bar, PRECISION)
-            carry_bar += tl.sum(more * read, axis=0)
+            more = product(last_bar, copies.load([copy + 3 * WIDTH, unit]), PRECISION)
+            carry_bar += tl.sum(more * read, axis=1)
             back += more * carry
-        back *= tl.load(read_outputs_bar + unit * CHUNK + tile)
+        back *= tl.load(read_outputs_bar + unit + tile)
         low_bar = back.to(low)
-        tl.store(read_outputs_bar + unit * CHUNK + tile, low_bar)
-        errors_back = product(low_bar, tl.trans(low_scores), PRECISION)
-        first_errors_bar.store([deep, 0], errors_back.to(low))
-        scores_bar = added(scores_bar, tl.trans(first_errors.load([deep, 0])), low_bar, PRECISION)
+        tl.store(read_outputs_bar + unit + tile, low_bar)
+        first_errors_bar.store([here, unit], product(turned_scores, low_bar, PRECISION).to(low))
+        error = first_errors.load([here, unit])
+        scores_bar = added(scores_bar, low_bar, tl.trans(error), PRECISION)
+        key_bar = added(key_bar, error, tl.trans(low_bar), PRECISION)
         # Through what of the first matrix was kept and carried on: how much that was, and the query.
-        copy = firsts.load([first, 0])
-        share_bar += tl.sum(product(copy, query, PRECISION) * back, axis=0)
-        query_bar = added(query_bar, tl.trans(copy), (back * share).to(low), PRECISION)
+        held = copies.load([copy, unit])
+        share_bar += tl.sum(product(query, held, PRECISION) * back, axis=1)
+        query_bar = added(query_bar, (back * share).to(low), tl.trans(held), PRECISION)
         if ANCHOR:
-            returning = tl.trans(anchor.load([(row % anchor_rows) * HIDDEN + unit, 0]))
-            query_bar = added(query_bar, returning, low_bar, PRECISION)
+            query_bar = added(query_bar, low_bar, tl.trans(anchors.load([anchor, unit])), PRECISION)
         if MOMENTUM:
-            copy = firsts.load([first + HIDDEN, 0])
-            carry_bar += tl.sum(product(copy, query, PRECISION) * back, axis=0)
-            query_bar = added(query_bar, tl.trans(copy), (back * carry).to(low), PRECISION)
+            held = copies.load([copy + 2 * WIDTH, unit])
+            carry_bar += tl.sum(product(query, held, PRECISION) * back, axis=1)
+            query_bar = added(query_bar, (back * carry).to(low), tl.trans(held), PRECISION)
 
     # What all blocks say together.
     tl.store(kept_bar + token, share_bar)
     if MOMENTUM:
         tl.store(carried_bar + token, carry_bar)
-    key = keys.load([chunk * CHUNK, 0])
-    shares_bar = tl.load(written_bar + square) - scores_bar * product(key, query, PRECISION)
-    tl.store(written_bar + square, shares_bar.to(low))
-    low_scores_bar = (scores_bar * -shares.to(tl.float32)).to(low)
-    key_bar = product(query, tl.trans(low_scores_bar), PRECISION)
-    keys_bar.store([chunk * CHUNK, 0], tl.trans(key_bar.to(low)))
-    query_bar = added(query_bar, tl.trans(key), low_scores_bar, PRECISION)
+    key = keys.load([here, 0])
+    shares_bar = tl.load(written_bar) - scores_bar * product(query, tl.trans(key), PRECISION)
+    tl.store(written_bar, shares_bar.to(low))
+    turned_shares = tl.trans(written.load([here, 0])).to(tl.float32)
+    keys_bar.store([here, 0], product((key_bar * -turned_shares).to(low), query, PRECISION).to(low))
+    low_scores_bar = (scores_bar * -written.load([here, 0]).to(tl.float32)).to(low)
+    query_bar = added(query_bar, low_scores_bar, key, PRECISION)
     if RESIDUAL:
-        query_bar += tl.trans(reads_bar.load([chunk * CHUNK, 0]))
-    queries_bar.store([chunk * CHUNK, 0], tl.trans(query_bar.to(low)))
+        query_bar += reads_bar.load([here, 0])
+    queries_bar.store([here, 0], query_bar.to(low))

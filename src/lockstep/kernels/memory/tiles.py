@@ -1,11 +1,11 @@
 """Tiles: how kernels here lay out tokens, and multiply them.
 
-Tokens run along the second axis of nearly every tile, so that a memory's hidden width is the first axis of a product,
-the one over which warps are spread. A first operand is never the transpose of what a product gave: Triton 3.4 to 3.7.0
-gets that wrong on Hopper in 16 bits. Where such a transpose is wanted it goes through memory.
+Tokens run along the first axis of every tile, 16 to a warp. A first operand is never the transpose of what a product
+gave: Triton 3.4 to 3.7.0 gets that wrong on Hopper in 16 bits. Where such a transpose is wanted it is a product of its
+own, or goes through memory.
 
-Tiles come and go by descriptors, which need one address for a whole tile; addresses of every thread's own would fill
-half of the registers. What a kernel writes and reads again goes by `place` and `turned`, in the order of the program.
+Tiles come and go by descriptors, which need one address for a whole tile: addresses of every thread's own would fill
+half of the registers. What a kernel writes and reads again goes by `place`, in the order of the program.
 """
 
 from __future__ import annotations
