@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: setup compare test test-slow lint bench clean
+.PHONY: setup compare test test-slow test-gpu lint bench clean
 
 setup: $(READY)
 
@@ -32,6 +32,10 @@ test: lint
 
 test-slow: $(DEV_READY)
 	$(BIN)/pytest --numprocesses 2 -m slow
+
+# One process: tests side by side would share the GPU.
+test-gpu: $(DEV_READY)
+	LOCKSTEP_TEST_GPU=1 $(BIN)/pytest --numprocesses 0 tests/kernels
 
 bench: $(READY)
 	$(BIN)/python benchmarks/stream.py

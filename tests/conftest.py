@@ -24,6 +24,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_configure() -> None:
+    """Who asks for a GPU is told that there is none, instead of that everything passed."""
+    if os.environ.get("LOCKSTEP_TEST_GPU") and not torch.cuda.is_available():
+        raise pytest.UsageError("LOCKSTEP_TEST_GPU is set, but torch sees no CUDA device")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """No test reads or fills the user's cache."""

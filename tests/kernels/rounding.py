@@ -15,7 +15,9 @@ PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "baddbmm_": 1}
 class ProductsOfBfloat16(TorchDispatchMode):
     """Inside, the operands of every matrix product are rounded to bfloat16; sums and all else stay as they are."""
 
-    seen = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.seen = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -70,7 +70,10 @@ class Size(NamedTuple):
     heads: int = 2
 
 
-def draw(name: str, length: int, size: Size = Size(), seed: int = 0, samples: bool = False, **fields: Any) -> Case:
+SMALL = Size()
+
+
+def draw(name: str, length: int, size: Size = SMALL, seed: int = 0, samples: bool = False, **fields: Any) -> Case:
     """Keys of about unit length, everything forgotten now and then, and exact zeros in every gate; of float32.
 
     A threshold of zero is a corner where derivatives are anyone's choice: there are none with the loss by coordinates.
@@ -138,7 +141,7 @@ def test_float32_in_other_draws(name: str, seed: int) -> None:
     require_close(draw(name, 32, seed=seed + 1), EXACTLY)
 
 
-@pytest.mark.parametrize("name", [*STALE, *EXACT, "l1.5", "yaad"])
+@pytest.mark.parametrize("name", ["titans", "ttt", "whole", "huber,norm", "dot", *list(EXACT)[:4], "yaad"])
 def test_bfloat16(name: str) -> None:
     """Where little is left of a memory a norm enlarges what was rounded: there, and at corners, we compare with torch.
 
@@ -157,9 +160,9 @@ def test_bfloat16(name: str) -> None:
 
 
 SHAPES = {
-    "wide": (Size(16, 64, 32), 70, ("huber,norm", "every token,whole")),
-    "narrow": (Size(64, 16, 16, batch=2, heads=3), 16, ("titans", "every token")),
-    "odd": (Size(16, 16, 16, heads=1), 5 * 16, ("whole", "every token,descent,anchored")),
+    "wide": (Size(16, 64, 32, heads=2), 70, ("huber,norm", "every token,whole")),
+    "narrow": (Size(64, 16, 16, batch=2, heads=3), 32, ("titans", "every token")),
+    "odd": (Size(heads=1), 5 * 16, ("whole", "every token,descent,anchored")),
     "long": (Size(16, 16, 64), 128, ("whole", "every token")),
     "longest": (Size(16, 32, 128), 130, ("delta,anchored", "every token,descent")),
 }
@@ -177,19 +180,19 @@ def test_other_shapes(shape: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["whole", "every token,whole"])
 def test_an_anchor_of_each_sample(name: str) -> None:
-    require_close(draw(name, 32, Size(batch=2), samples=True), EXACTLY)
+    require_close(draw(name, 32, Size(batch=2, heads=2), samples=True), EXACTLY)
 
 
 @pytest.mark.parametrize("name", ["delta,anchored", "every token,descent,anchored"])
 def test_the_memory_itself_as_anchor(name: str) -> None:
-    case = draw(name, 32, Size(batch=2))
+    case = draw(name, 32, Size(batch=2, heads=2))
     require_close(case._replace(outer=Outer()), EXACTLY)
 
 
 @pytest.mark.parametrize("length", [64, 128])
 def test_the_same_key_again_and_again(length: int) -> None:
     """Written in full each time. Powers of such a system are as large as 2 to the length; its inverse is not."""
-    case = draw("every token,descent", length, Size(span=length, batch=1, heads=1))
+    case = draw("every token,descent", length, Size(span=length, heads=1))
     key = F.normalize(case.keys[:, :, :1], dim=-1).expand_as(case.keys).contiguous()
     ones = torch.ones_like(case.gates.keep)
     require_close(case._replace(keys=key, gates=Gates(ones * 0.999, ones * 0.999)), EXACTLY)
@@ -229,10 +232,15 @@ def test_what_is_not_known_is_named() -> None:
 def test_what_a_compiler_is_told(name: str) -> None:
     """Shapes without numbers, what is differentiated, and that nothing given is changed."""
     case, seen = draw(name, 16, Size(heads=1)), []
+    real = operator.linear_memory
+
+    def watched(*given: Any) -> Any:
+        seen.append(given)
+        return real(*given)
+
     with pytest.MonkeyPatch.context() as patch:
-        real = operator.linear_memory
-        patch.setattr(operator, "linear_memory", lambda *given: seen.append(given) or real(*given))
+        patch.setattr(operator, "linear_memory", watched)
         case.run("kernel")
     (given,) = seen
-    given = [x.detach().requires_grad_() if isinstance(x, Tensor) else x for x in given]
-    torch.library.opcheck(real, tuple(given), atol=1e-4, rtol=1e-4)
+    free = tuple(x.detach().requires_grad_() if isinstance(x, Tensor) else x for x in given)
+    torch.library.opcheck(real, free, atol=1e-4, rtol=1e-4)

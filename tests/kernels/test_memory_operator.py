@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.kernels.record import backend
 from lockstep.laws.subject import randomise
-from lockstep.memory import MemorySpec, memorize, streaming
+from lockstep.memory import MemorySpec, kernel, memorize, streaming
 from lockstep.memory.kernel import pays, unsuited
 from lockstep.models.registry import build
 from tests.kernels.memories import DEVICE, Size, each_tensor, everything, harsh, in_precision
@@ -73,12 +73,15 @@ def test_an_unknown_form_is_named() -> None:
         memorize(*draw()[1:6], draw().spec, form="fast")  # type: ignore[arg-type]
 
 
-def test_when_it_is_chosen() -> None:
-    """On a GPU in bfloat16, and nowhere else."""
+def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU in bfloat16 and nowhere else, once the kernels are trusted."""
+    monkeypatch.setattr(kernel, "TRUSTED", True)
     case = draw()
     assert unsuited(case.queries, case.memory.weights, case.spec) is None
     assert not pays(case.queries, case.memory.weights, case.spec)
     assert pays(case.queries.bfloat16(), case.memory.weights, case.spec) == ON_A_GPU
+    monkeypatch.setattr(kernel, "TRUSTED", False)
+    assert not pays(case.queries.bfloat16(), case.memory.weights, case.spec)
 
 
 @pytest.mark.parametrize("fields", [TITANS, YAAD], ids=["titans", "yaad"])
@@ -98,7 +101,7 @@ def test_it_is_an_operator(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> N
     originals = {name: getattr(operator, name) for name in ("memory", "memory_backward")}
     for name in originals:
         monkeypatch.setattr(operator, name, noted(name))
-    everything(draw(SMALL, **fields), "kernel")
+    everything(draw(SMALL._replace(heads=1), 16, **fields), "kernel")
     assert called.keys() == originals.keys()
     for name, original in originals.items():
         given = [x.detach().requires_grad_(name == "memory") if isinstance(x, Tensor) else x for x in called[name]]

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from lockstep.data.prepare import Prepared
-from lockstep.evaluation.language import HeldOut, LanguageScore, Predict, Progress
-from lockstep.models.loss import token_losses
+from lockstep.evaluation.language import HeldOut, LanguageScore, Predict, Progress, score_tokens
 
 SPAN = 8
 """Bytes of text that a repeated n-gram stands for, about: long enough that a repetition is seldom chance."""
@@ -120,9 +119,9 @@ def score_in_detail(predict: Predict, data: HeldOut, device: torch.device, progr
     ngram = repeated_tokens(data.prepared, data.split)
     for windows, _, lengths in data.read(progress):
         batch = torch.from_numpy(windows).to(device)
-        logits = predict(batch[:, :-1])
-        score.add(logits, batch[:, 1:], lengths)
-        losses = token_losses(logits, batch[:, 1:]).double().cpu().numpy()
+        scores = score_tokens(predict, batch[:, :-1], batch[:, 1:])
+        score.enter(scores, batch[:, 1:], lengths)
+        losses = scores.nats.double().cpu().numpy()
         positions.add(np.broadcast_to(powers(np.arange(1, windows.shape[1])), losses.shape), losses)
         distances = repeat_distances(windows, ngram)
         repeats.add(np.where(distances > 0, 1 + powers(distances), 0), losses)

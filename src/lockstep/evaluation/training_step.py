@@ -11,7 +11,6 @@ from torch import Tensor
 from lockstep.evaluation.live_bytes import held_bytes
 from lockstep.evaluation.timing import Spread, in_mode, seconds, spread
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.loss import token_losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def measure_training(
     """
 
     def step() -> None:
-        token_losses(model(tokens), tokens).mean().backward()
+        model(tokens, targets=tokens).losses.mean().backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

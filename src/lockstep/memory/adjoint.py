@@ -333,7 +333,8 @@ def differentiated(function: Callable[..., Sequence[Part]], parts: Sequence[Part
         values = function(*(given.get(i) for i in range(len(parts))))
         return tuple(value for value, bar in zip(values, bars, strict=True) if bar is not None)
 
-    _, pull = torch.func.vjp(of_present, *(parts[i] for i in there))
+    # Not by autograd.grad, which a compiler does not follow into a derivative.
+    pull: Callable[..., tuple[Tensor, ...]] = torch.func.vjp(of_present, *(parts[i] for i in there))[1]
     found = dict(zip(there, pull(wanted), strict=True))
     return [found.get(i) for i in range(len(parts))]
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lockstep.config.training import TrainingSpec
 from lockstep.evaluation.timing import now
-from lockstep.models.loss import token_losses
 from lockstep.models.spec import ModelSpec
 from lockstep.training.loop import AUTOCAST
 from lockstep.training.optimizers import build_optimizers
@@ -94,7 +93,7 @@ def measure(spec: ModelSpec, training: TrainingSpec, shape: tuple[int, int], dev
             torch.autocast(device.type, lower, enabled=lower is not None),
             torch.autograd.graph.saved_tensors_hooks(kept.count, lambda tensor: tensor),
         ):
-            loss = token_losses(model(tokens), tokens).mean()
+            loss = model(tokens, targets=tokens).losses.mean()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()

@@ -91,8 +91,9 @@ def through_last_error(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Adjoints from that of the last error: of the output, of the error before the loss, of gain and of threshold.
 
-    The last two are entry by entry, to be added up. The error goes as J g with g = gain * φ(r), J the norm's derivative,
-    which is symmetric, and r = gain * n + shift + key - value; see `squared_error_after_norm` of the torch twin.
+    The last two are entry by entry, to be added up. The error goes as J g with g = gain * φ(r), J the norm's own
+    derivative, which is symmetric, and r = gain * n + shift + key - value; see `squared_error_after_norm` of the torch
+    twin.
     """
     error = said(normal, key, gain, shift, NORM, RESIDUAL) - value
     if not NORM:

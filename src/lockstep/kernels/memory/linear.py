@@ -30,6 +30,8 @@ NARROWEST = 32
 """Outputs of such a program."""
 SPAN = 16
 """Chunks that one program adds up."""
+LARGEST = 8192
+"""Bytes of a tile, where several chunks are fetched ahead."""
 JOINED = ("norm", "switch")
 """Inner losses that look at all outputs of a token."""
 
@@ -108,7 +110,13 @@ class Chunks:
     def constants(self, *names: str) -> dict[str, Any]:
         """Of a kernel: those of the closed form, and these."""
         chosen = {name: self.memory[name] for name in names}
-        return self.closed_form | chosen | {"WIDTH": self.width, "num_warps": 4, "num_stages": 1}
+        warps = 4 if max(self.chunk, self.width, self.out) <= 64 else 8
+        return self.closed_form | chosen | {"WIDTH": self.width, "num_warps": warps, "num_stages": 1}
+
+    def stages(self, wanted: int) -> int:
+        """Chunks whose tiles are on their way at once, if all of these fit."""
+        largest = max(self.chunk, self.width, self.out) ** 2 * self.tokens.keys.element_size()
+        return wanted if largest <= LARGEST else 1
 
     @property
     def chain(self) -> dict[str, Any]:
@@ -134,8 +142,9 @@ class Chunks:
         return self.tokens.keys.new_empty(self.rows, *shape, dtype=torch.float32)
 
     def coefficients(self) -> Coefficients:
-        tokens, vectors = self.tokens, [self.scalars(self.time) for _ in range(5)]
-        found = Coefficients(*vectors[:2], self.tiles(self.chunk).flatten(1, 2), *vectors[2:])
+        tokens = self.tokens
+        kept, carried, *ends = (self.scalars(self.time) for _ in range(5))
+        found = Coefficients(kept, carried, self.tiles(self.chunk).flatten(1, 2), *ends)
         coefficients_kernel[self.grid](tokens.keep, tokens.rate, tokens.momentum, *found, **self.closed_form)
         return found
 
@@ -185,7 +194,7 @@ def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         errors,
         *run.sizes,
         ANCHOR=tokens.anchor is not None,
-        **chain,
+        **chain | {"num_stages": run.stages(3)},
     )
     reads = torch.empty_like(tokens.values)
     linear_read_kernel[run.grid](
@@ -345,7 +354,8 @@ def through_anchors(run: Chunks, bars: Bars) -> Tensor:
     del constants["MOMENTUM"]
     linear_anchor_kernel[(sums.shape[0],)](*tokens[:2], bars.outputs, bars.errors, sums, span, **constants)
     by_row = sums.unflatten(0, (run.rows, -1)).sum(1)
-    return by_row.unflatten(0, (-1, tokens.anchor.shape[0])).sum(0)
+    anchors_bar: Tensor = by_row.unflatten(0, (-1, tokens.anchor.shape[0])).sum(0)
+    return anchors_bar
 
 
 def backward(run: Chunks, copies: Tensor, errors: Tensor, reads_bar: Tensor, last_bar: Tensor) -> tuple[Tensor, ...]:
@@ -368,7 +378,8 @@ def backward(run: Chunks, copies: Tensor, errors: Tensor, reads_bar: Tensor, las
         held_bar,
         run.heads,
         run.chunks,
-        **chain,
+        # What is curved is read where it was just written: nothing may be fetched ahead.
+        **chain | {"num_stages": 1 if run.curved else run.stages(2)},
     )
     ends_bar = (
         run.scalars(run.chunks),

@@ -127,8 +127,9 @@ class Chunks:
         return self.scalars(2, split, self.chunk, self.width), self.scalars().zero_().int()
 
     def coefficients(self) -> Coefficients:
-        tokens, vectors = self.tokens, [self.scalars(self.time) for _ in range(5)]
-        found = Coefficients(*vectors[:2], self.room(self.time, self.chunk), *vectors[2:])
+        tokens, written = self.tokens, self.room(self.time, self.chunk)
+        kept, carried, *ends = (self.scalars(self.time) for _ in range(5))
+        found = Coefficients(kept, carried, written, ends[0], ends[1], ends[2])
         coefficients_kernel[(self.rows * self.chunks,)](
             tokens.keep, tokens.rate, tokens.momentum, *found, **self.closed_form
         )
@@ -310,8 +311,9 @@ def backward(run: Chunks, copies: Tensor, reads_bar: Tensor, last_bar: Tensor) -
 
 def rewritten(run: Chunks, copies: Tensor) -> Written:
     tokens, sheets = run.tokens, Sheets(run, BLOCK)
-    units, outputs = [run.units() for _ in range(4)], [run.outputs() for _ in range(2)]
-    made = Written(*units, *outputs, run.scalars(run.time))
+    made = Written(
+        run.units(), run.units(), run.units(), run.units(), run.outputs(), run.outputs(), run.scalars(run.time)
+    )
     rewrite_kernel[(run.rows * run.chunks,)](
         *sheets.rows(tokens.keys, tokens.values),
         tokens.threshold,
@@ -319,8 +321,8 @@ def rewritten(run: Chunks, copies: Tensor) -> Written:
         tokens.shift,
         sheets.matrices(tokens.anchors),
         sheets.matrices(copies),
-        *sheets.units(*units),
-        *sheets.rows(*outputs),
+        *sheets.units(*made[:4]),
+        *sheets.rows(*made[4:6]),
         made.scales,
         *run.sizes,
         **run.constants(BLOCK),
@@ -390,4 +392,5 @@ def through_anchor(run: Chunks, made: Written, bars: Back, outputs_bar: Tensor) 
         **{name: constants[name] for name in ("CHUNK", "WIDTH", "BLOCK", "SPLIT", "PRECISION", "num_warps")},
         num_stages=2,
     )
-    return sums.unflatten(0, (-1, tokens.anchors.shape[0], run.chunks // span)).sum((0, 2))
+    by_anchor: Tensor = sums.unflatten(0, (-1, tokens.anchors.shape[0], run.chunks // span))
+    return by_anchor.sum((0, 2))
