@@ -69,9 +69,8 @@ def kernel(
     if spec.decay_to == "initial":
         assert outer.initial is not None
         given = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
-        # In the tokens' precision: it is an operand of products.
-        anchors = paired(given).to(queries.dtype)
-        held = held - spread(anchors, held.shape[0])
+        anchors = paired(given)
+        held = held - spread(as_operand(anchors, queries.dtype), held.shape[0])
     if memory.velocity is not None:
         held = torch.cat((held, paired(memory.velocity)), dim=1)
     reads, last, _ = operator(
@@ -89,7 +88,8 @@ def kernel(
         spec.activation,
     )
     weights, velocity = last[:, :2], last[:, 2:]
-    weights = weights if anchors is None else weights + spread(anchors, weights.shape[0])
+    if anchors is not None:
+        weights = weights + spread(as_operand(anchors, queries.dtype), weights.shape[0])
     after = Memory(apart(weights), None if memory.velocity is None else apart(velocity))
     return reads.unflatten(0, (-1, heads)), after
 
@@ -105,8 +105,8 @@ def one_matrix(
     if spec.decay_to == "initial":
         assert outer.initial is not None
         given = outer.initial[0]
-        anchor = (given if given.ndim == 3 else given.flatten(0, 1)).mT.to(queries.dtype).contiguous()
-        held = held - spread(anchor, held.shape[0])
+        anchor = (given if given.ndim == 3 else given.flatten(0, 1)).mT.float().contiguous()
+        held = held - spread(as_operand(anchor, queries.dtype), held.shape[0])
     reads, last, _, _ = linear_memory(
         *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
         *(None if gate is None else row_wise(gate.float()) for gate in gates),
@@ -122,7 +122,8 @@ def one_matrix(
         spec.p,
     )
     weights, *velocity = last.unbind(1)
-    weights = weights if anchor is None else weights + spread(anchor, weights.shape[0])
+    if anchor is not None:
+        weights = weights + spread(as_operand(anchor, queries.dtype), weights.shape[0])
     after = Memory((weights.mT,), tuple(matrix.mT for matrix in velocity) or None)
     return reads.unflatten(0, (-1, heads)), after
 
@@ -147,6 +148,11 @@ def apart(pair: Tensor) -> Weights:
     """The inverse of `paired`."""
     first, second = pair.unbind(1)
     return first, second.mT
+
+
+def as_operand(anchors: Tensor, dtype: torch.dtype) -> Tensor:
+    """As products see it, in the tokens' precision; what flows back is not rounded."""
+    return anchors + (anchors.to(dtype).float() - anchors).detach()
 
 
 def spread(anchors: Tensor, rows: int) -> Tensor:

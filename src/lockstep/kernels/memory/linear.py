@@ -85,6 +85,9 @@ class Chunks:
     def __init__(
         self, tokens: Tokens, heads: int, chunk: int, exact: bool, residual: bool, norm: bool, bias: str, p: float
     ) -> None:
+        if tokens.anchor is not None:
+            # An operand of products, as the tokens are.
+            tokens = tokens._replace(anchor=tokens.anchor.to(tokens.keys.dtype).contiguous())
         self.tokens, self.heads, self.chunk = tokens, heads, chunk
         self.rows, self.time, self.out = tokens.values.shape
         self.width, self.chunks = tokens.keys.shape[-1], self.time // chunk

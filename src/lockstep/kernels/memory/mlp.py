@@ -75,6 +75,9 @@ class Chunks:
         *,
         hidden: int,
     ) -> None:
+        if tokens.anchors is not None:
+            # An operand of products, as the tokens are.
+            tokens = tokens._replace(anchors=tokens.anchors.to(tokens.keys.dtype).contiguous())
         self.tokens, self.hidden, self.heads = tokens, hidden, heads
         self.rows, self.time, self.width = tokens.keys.shape
         self.chunk, self.chunks = chunk, self.time // chunk
