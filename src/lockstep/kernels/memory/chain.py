@@ -110,7 +110,7 @@ def chain_kernel(
         if ANCHOR:
             z = added(z, key, anchors.load([anchor, unit]), PRECISION)
         x = activate(z, ACTIVATION).to(low)
-        slope = slope_of(z, ACTIVATION).to(low)
+        low_z = z.to(low)
         inputs.store([here, unit], x)
         output = product(x, tl.trans(low_second), PRECISION)
         if ANCHOR:
@@ -128,7 +128,7 @@ def chain_kernel(
         returned = product(low_error, low_second, PRECISION)
         if ANCHOR:
             returned = added(returned, low_error, anchors.load([anchor + WIDTH, unit]), PRECISION)
-        error_1 = returned * slope
+        error_1 = returned * slope_of(low_z.to(tl.float32), ACTIVATION)
         first_errors.store([here, unit], error_1.to(low))
 
         # Where that leads.
@@ -260,7 +260,19 @@ def chain_backward_kernel(
         g = tl.load(gain + wide)[None, :] if NORM else 1.0
         s = tl.load(shift + wide)[None, :] if NORM else 0.0
         output_bar, _, _, _ = through_last_error(
-            error_bar, normal, scale, key.to(tl.float32), value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1
+            error_bar,
+            normal,
+            scale,
+            keys.load([here, 0]).to(tl.float32),
+            value,
+            g,
+            s,
+            limit,
+            NORM,
+            RESIDUAL,
+            BIAS,
+            P,
+            1,
         )
         low_output_bar = output_bar.to(low)
 
@@ -292,7 +304,7 @@ def chain_backward_kernel(
             velocity = added(velocity, (last_bar * carry_share).to(low), read, PRECISION)
             tl.store(held_bar + 3 * SIZE + matrix, velocity)
         first = added(first * keep, (query * share).to(low), read_bar, PRECISION)
-        first = added(first, tl.trans(key), z_bar, PRECISION)
+        first = added(first, tl.trans(keys.load([here, 0])), z_bar, PRECISION)
         second = added(second * keep, (last_bar * share).to(low), read, PRECISION)
         second = added(second, tl.trans(low_output_bar), inputs.load([here, unit]), PRECISION)
         second = added(second, tl.trans(last_errors.load([here, 0])), u_bar, PRECISION)

@@ -143,21 +143,19 @@ def read_backward_kernel(
     carry = tl.load(carried + token)[:, None] if MOMENTUM else share
 
     # What was read, once more.
-    query, shares = queries.load([here, 0]), written.load([here, 0])
+    query = queries.load([here, 0])
     scores = product(query, tl.trans(keys.load([here, 0])), PRECISION)
-    low_scores = (scores * -shares.to(tl.float32)).to(low)
-    kept_query = (query.to(tl.float32) * share).to(low)
-    carried_query = (query.to(tl.float32) * carry).to(low)
+    low_scores = (scores * -written.load([here, 0]).to(tl.float32)).to(low)
     scores_2 = tl.zeros([CHUNK, CHUNK], tl.float32)
     answer = tl.zeros([CHUNK, WIDTH], tl.float32)
     for part in range(SPLIT):
         unit = part * BLOCK
         found = product(low_scores, first_errors.load([here, unit]), PRECISION)
-        found = added(found, kept_query, copies.load([copy, unit]), PRECISION)
+        found += product(query, copies.load([copy, unit]), PRECISION) * share
         if ANCHOR:
             found = added(found, query, anchors.load([anchor, unit]), PRECISION)
         if MOMENTUM:
-            found = added(found, carried_query, copies.load([copy + 2 * WIDTH, unit]), PRECISION)
+            found += product(query, copies.load([copy + 2 * WIDTH, unit]), PRECISION) * carry
         read = activate(found, ACTIVATION)
         low_read = read.to(low)
         tl.store(read_inputs + unit + tile, low_read)
@@ -170,6 +168,7 @@ def read_backward_kernel(
         if MOMENTUM:
             velocity = tl.trans(copies.load([copy + 3 * WIDTH, unit]))
             answer = added(answer, (read * carry).to(low), velocity, PRECISION)
+    shares = written.load([here, 0])
     low_scores = (scores_2 * -shares.to(tl.float32)).to(low)
     answer = added(answer, low_scores, last_errors.load([here, 0]), PRECISION)
     normal, scale = normalised(answer, NORM, 1)
@@ -199,13 +198,8 @@ def read_backward_kernel(
     last_errors_bar.store([here, 0], last_back.to(low))
     turned_scores_bar = product(last_error, tl.trans(last_bar), PRECISION)
     turned_scores_bar = (turned_scores_bar * -turned_shares).to(low)
-    turned_scores = product(keys.load([here, 0]), tl.trans(query), PRECISION)
-    turned_scores = (turned_scores * -turned_shares).to(low)
 
-    # Block by block to the first, and back through it.
-    scores_bar = tl.zeros([CHUNK, CHUNK], tl.float32)
-    query_bar = tl.zeros([CHUNK, WIDTH], tl.float32)
-    key_bar = tl.zeros([CHUNK, CHUNK], tl.float32)
+    # Block by block to the first.
     share_bar = tl.zeros([CHUNK], tl.float32)
     carry_bar = tl.zeros([CHUNK], tl.float32)
     for part in range(SPLIT):
@@ -222,22 +216,31 @@ def read_backward_kernel(
             carry_bar += tl.sum(more * read, axis=1)
             back += more * carry
         back *= tl.load(read_outputs_bar + unit + tile)
-        low_bar = back.to(low)
-        tl.store(read_outputs_bar + unit + tile, low_bar)
-        first_errors_bar.store([here, unit], product(turned_scores, low_bar, PRECISION).to(low))
+        tl.store(read_outputs_bar + unit + tile, back.to(low))
+    tl.debug_barrier()
+
+    # And back through it: what of it was written, kept and carried on.
+    turned_scores = product(keys.load([here, 0]), tl.trans(query), PRECISION)
+    turned_scores = (turned_scores * -tl.trans(written.load([here, 0])).to(tl.float32)).to(low)
+    scores_bar = tl.zeros([CHUNK, CHUNK], tl.float32)
+    query_bar = tl.zeros([CHUNK, WIDTH], tl.float32)
+    key_bar = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for part in range(SPLIT):
+        unit = part * BLOCK
+        read_bar = tl.load(read_outputs_bar + unit + tile)
+        first_errors_bar.store([here, unit], product(turned_scores, read_bar, PRECISION).to(low))
         error = first_errors.load([here, unit])
-        scores_bar = added(scores_bar, low_bar, tl.trans(error), PRECISION)
-        key_bar = added(key_bar, error, tl.trans(low_bar), PRECISION)
-        # Through what of the first matrix was kept and carried on: how much that was, and the query.
+        scores_bar = added(scores_bar, read_bar, tl.trans(error), PRECISION)
+        key_bar = added(key_bar, error, tl.trans(read_bar), PRECISION)
         held = copies.load([copy, unit])
-        share_bar += tl.sum(product(query, held, PRECISION) * back, axis=1)
-        query_bar = added(query_bar, (back * share).to(low), tl.trans(held), PRECISION)
+        share_bar += tl.sum(product(query, held, PRECISION) * read_bar, axis=1)
+        query_bar += product(read_bar, tl.trans(held), PRECISION) * share
         if ANCHOR:
-            query_bar = added(query_bar, low_bar, tl.trans(anchors.load([anchor, unit])), PRECISION)
+            query_bar = added(query_bar, read_bar, tl.trans(anchors.load([anchor, unit])), PRECISION)
         if MOMENTUM:
             held = copies.load([copy + 2 * WIDTH, unit])
-            carry_bar += tl.sum(product(query, held, PRECISION) * back, axis=1)
-            query_bar = added(query_bar, (back * carry).to(low), tl.trans(held), PRECISION)
+            carry_bar += tl.sum(product(query, held, PRECISION) * read_bar, axis=1)
+            query_bar += product(read_bar, tl.trans(held), PRECISION) * carry
 
     # What all blocks say together.
     tl.store(kept_bar + token, share_bar)
