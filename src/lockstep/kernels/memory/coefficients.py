@@ -6,13 +6,32 @@ tokens, C = A H diag(rate) and f = A h.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from lockstep.kernels.memory.tiles import place, product
 
 LEAST = tl.constexpr(1e-10)
 """What a gate of zero counts as, so that it has a logarithm; nothing that is kept depends on it."""
+
+
+class Coefficients(NamedTuple):
+    """Of all chunks, as `lockstep.memory.coefficients` has them; [rows, time] each."""
+
+    kept: Tensor
+    carried: Tensor
+    written: Tensor  # [rows, time, chunk]
+    end_written: Tensor
+    end_velocity_kept: Tensor
+    end_velocity_written: Tensor
+
+    @property
+    def ends(self) -> tuple[Tensor, ...]:
+        """What the memory's way needs."""
+        return self.kept, self.carried, *self[3:]
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.kernels.memory.coefficients import coefficients_backward_kernel, coefficients_kernel
+from lockstep.kernels.memory.coefficients import Coefficients, coefficients_backward_kernel, coefficients_kernel
 from lockstep.kernels.memory.linear_chain import linear_chain_backward_kernel, linear_chain_kernel
 from lockstep.kernels.memory.linear_reading import linear_read_backward_kernel, linear_read_kernel
 from lockstep.kernels.memory.linear_settling import (
@@ -49,22 +49,6 @@ class Tokens(NamedTuple):
     gain: Tensor | None  # [heads, out]
     shift: Tensor | None
     anchor: Tensor | None  # [rows or heads, out, width]
-
-
-class Coefficients(NamedTuple):
-    """Of all chunks, as `lockstep.memory.coefficients` has them; [rows, time] each."""
-
-    kept: Tensor
-    carried: Tensor
-    written: Tensor  # [rows, time, chunk]
-    end_written: Tensor
-    end_velocity_kept: Tensor
-    end_velocity_written: Tensor
-
-    @property
-    def ends(self) -> tuple[Tensor, ...]:
-        """What the memory's way needs."""
-        return self.kept, self.carried, *self[3:]
 
 
 class Solved(NamedTuple):

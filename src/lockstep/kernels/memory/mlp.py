@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.memory.chain import chain_backward_kernel, chain_kernel
-from lockstep.kernels.memory.coefficients import coefficients_backward_kernel, coefficients_kernel
+from lockstep.kernels.memory.coefficients import Coefficients, coefficients_backward_kernel, coefficients_kernel
 from lockstep.kernels.memory.reading import read_backward_kernel, read_kernel
 from lockstep.kernels.memory.settling import anchor_kernel, settle_kernel
 from lockstep.kernels.memory.writing import rewrite_kernel
@@ -26,22 +26,6 @@ BLOCK = 64
 CHAIN_BLOCK = 512 if triton.knobs.runtime.interpret else BLOCK
 """The same for programs that walk a row. Interpreted ones run one after the other: none can wait for another, so that
 one must do."""
-
-
-class Coefficients(NamedTuple):
-    """Of all chunks, as `lockstep.memory.coefficients` has them; [rows, time] each."""
-
-    kept: Tensor
-    carried: Tensor
-    written: Tensor  # [rows, time, chunk]
-    end_written: Tensor
-    end_velocity_kept: Tensor
-    end_velocity_written: Tensor
-
-    @property
-    def ends(self) -> tuple[Tensor, ...]:
-        """What the memory's way needs."""
-        return self.kept, self.carried, *self[3:]
 
 
 class Tokens(NamedTuple):
