@@ -70,7 +70,7 @@ def test_double_precision_is_not_known() -> None:
 
 def test_an_unknown_form_is_named() -> None:
     with pytest.raises(ValueError, match="unknown form fast; valid: sequential, chunked, kernel"):
-        memorize(*draw()[1:6], draw().spec, form="fast")  # type: ignore[arg-type]
+        memorize(*draw()[1:6], draw().spec, form="fast")  # type: ignore[arg-type] # what is refused
 
 
 def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +115,7 @@ class TestModels:
     def _forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(streaming, "pays", lambda *_: True)
 
+    # torch's compiler does so itself where it traces a derivative that is written out.
     @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
     def test_one_graph_learns_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Compiled or not, and as by torch."""

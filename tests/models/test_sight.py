@@ -17,6 +17,7 @@ from lockstep.models.registry import build
 BATCH, DIM, HEADS = 2, 32, 4
 CPU = torch.device("cpu")
 
+# On a CPU it is not compiled, and says so each time.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
