@@ -8,8 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lockstep.kernels.memory.tiles import filled
+
 SMOOTH = tl.constexpr(1e-6)
-TINY = tl.constexpr(1.17549435e-38)
+TINY = tl.constexpr(2.0**-126)
+"""The least normal number of 32 bits, and not a digit less: Triton would take it, and what it meets, for 64 bits."""
 
 
 @triton.jit
@@ -23,7 +26,7 @@ def raised(base: tl.tensor, POWER: tl.constexpr) -> tl.tensor:
     if POWER == 1.0:
         return base
     if POWER == 0.0:
-        return tl.full(base.shape, 1.0, tl.float32)
+        return filled(base, 1.0)
     return tl.where(base > 0, tl.exp(tl.log(tl.maximum(base, TINY)) * POWER), 0.0)
 
 
@@ -54,7 +57,7 @@ def through_gradient(
     bar: tl.tensor, error: tl.tensor, threshold: tl.tensor, BIAS: tl.constexpr, P: tl.constexpr, AXIS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """The adjoints of the error and, entry by entry, of the threshold, from that of the gradient."""
-    nothing = tl.zeros_like(bar)
+    nothing = filled(bar, 0.0)
     if BIAS == "l2":
         return bar, nothing
     if BIAS == "lp":

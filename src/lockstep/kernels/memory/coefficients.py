@@ -1,21 +1,25 @@
 """How much of each write is in the memory after each token, and the derivative of that, chunk by chunk.
 
-The closed form is that of `lockstep.memory.coefficients`: with A and H the products of keep and momentum between two
-tokens, C = A H diag(rate) and f = A h.
+What `lockstep.memory.coefficients` has in closed form is computed as it is defined, token by token: with a row for the
+velocity, G_t = momentum_t G_(t-1) + rate_t e_t, and one for the memory, C_t = keep_t C_(t-1) + G_t. That is far less
+work than products of matrices, and there are chunks enough to keep a device busy.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.memory.tiles import place, product
-
-LEAST = tl.constexpr(1e-10)
-"""What a gate of zero counts as, so that it has a logarithm; nothing that is kept depends on it."""
+TILE = 256
+"""Numbers in a program's tiles: eight for each thread of its one warp, which are 16 bytes of a row in 16 bits."""
+SECTOR = tl.constexpr(16)
+"""Numbers of a row that are fetched together, or together left where they are: above the diagonal."""
+LEAST = tl.constexpr(2.0**-32)
+"""What a gate of zero counts as where it needs a logarithm; beside what is not forgotten, such a share is nothing."""
 
 
 class Coefficients(NamedTuple):
@@ -25,7 +29,7 @@ class Coefficients(NamedTuple):
     carried: Tensor
     written: Tensor  # [rows, time, chunk]
     end_written: Tensor
-    end_velocity_kept: Tensor
+    velocity_kept: Tensor
     end_velocity_written: Tensor
 
     @property
@@ -34,31 +38,52 @@ class Coefficients(NamedTuple):
         return self.kept, self.carried, *self[3:]
 
 
-@triton.jit
-def exponents(gates: tl.tensor) -> tl.tensor:
-    """Logarithms of the products from the chunk's start to each token."""
-    return tl.cumsum(tl.log2(tl.maximum(gates, LEAST)), axis=0)
+def coefficients(keep: Tensor, rate: Tensor, momentum: Tensor | None, written: Tensor) -> Coefficients:
+    """Of gates [rows, time]; `written` is room for what it is called after."""
+    kept, carried, *ends = (torch.empty_like(keep) for _ in range(5))
+    found = Coefficients(kept, carried, written, *ends)
+    grid, sizes = launch(written, momentum)
+    coefficients_kernel[grid](keep, rate, momentum, *found, **sizes)
+    return found
+
+
+def through_coefficients(
+    keep: Tensor,
+    rate: Tensor,
+    momentum: Tensor | None,
+    found: Coefficients,
+    read_bar: tuple[Tensor, Tensor, Tensor],
+    ends_bar: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adjoints of the gates, from those of the first three coefficients by what is read, and of all by each end."""
+    gates_bar = torch.empty_like(keep), torch.empty_like(keep), torch.empty_like(keep)
+    grid, sizes = launch(found.written, momentum)
+    known = found.kept, found.carried, found.written, found.velocity_kept
+    coefficients_backward_kernel[grid](keep, rate, momentum, *known, *read_bar, *ends_bar, *gates_bar, **sizes)
+    return gates_bar
+
+
+def launch(written: Tensor, momentum: Tensor | None) -> tuple[tuple[int], dict[str, Any]]:
+    """How many programs, and the sizes they are given."""
+    rows, time, chunk = written.shape
+    chunks, together = rows * time // chunk, max(1, TILE // chunk)
+    sizes = {"CHUNK": chunk, "TOGETHER": together, "MOMENTUM": momentum is not None}
+    return (triton.cdiv(chunks, together),), {"chunks": chunks, **sizes, "num_warps": 1}
 
 
 @triton.jit
-def products(
-    last: tl.tensor, first: tl.tensor, BACK: tl.constexpr, CHUNK: tl.constexpr, AXIS: tl.constexpr
-) -> tl.tensor:
-    """Products of gates over all tokens after one and up to another, which AXIS counts; zero where it comes first.
-
-    From their exponents: `last` up to that token, or with BACK = 1 up to the one before it.
-    """
-    index = tl.arange(0, CHUNK)
-    if AXIS == 0:
-        there, exponent = index[:, None] >= index[None, :] + BACK, last[:, None] - first[None, :]
-    else:
-        there, exponent = index[None, :] >= index[:, None] + BACK, last[None, :] - first[:, None]
-    return tl.exp2(tl.where(there, exponent, float("-inf")))
+def own_chunks(chunks: int, TOGETHER: tl.constexpr) -> tl.tensor:
+    """A program's chunks; after the last of all comes the last again, which does no harm."""
+    chunk = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    return tl.minimum(chunk, chunks - 1).to(tl.int64)
 
 
 @triton.jit
-def last_row(x: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
-    return tl.sum(tl.where(tl.arange(0, CHUNK)[:, None] == CHUNK - 1, x, 0.0), axis=0)
+def followed(
+    product: tl.tensor, total: tl.tensor, then_product: tl.tensor, then_total: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Two stretches of x_t = g_t x_(t-1) + y_t as one: the product of its gates, and what it leaves of nothing."""
+    return product * then_product, total * then_product + then_total
 
 
 @triton.jit
@@ -70,52 +95,39 @@ def coefficients_kernel(
     carried: tl.tensor,  # f [rows, time]
     written: tl.tensor,  # C [rows, time, CHUNK]
     end_written: tl.tensor,  # the last row of C in each chunk [rows, time]
-    end_velocity_kept: tl.tensor,  # h, of which the last of a chunk matters [rows, time]
+    velocity_kept: tl.tensor,  # h [rows, time]
     end_velocity_written: tl.tensor,  # the last row of G in each chunk [rows, time]
+    chunks: int,
     CHUNK: tl.constexpr,
+    TOGETHER: tl.constexpr,
     MOMENTUM: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
-    """One program is one chunk."""
-    chunk = tl.program_id(0).to(tl.int64)
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    rates = tl.load(rate + token)
-    keeps = exponents(tl.load(keep + token))
-    tl.store(kept + token, tl.exp2(keeps))
-    between = products(keeps, keeps, 0, CHUNK, 0)
+    """One program is TOGETHER chunks, each a row of its tiles [TOGETHER, CHUNK]."""
+    first = own_chunks(chunks, TOGETHER) * CHUNK
+    source = tl.arange(0, CHUNK)[None, :]
+    tokens = first[:, None] + source
+    rates, keeps = tl.load(rate + tokens), tl.load(keep + tokens)
     if MOMENTUM:
-        moments = exponents(tl.load(momentum + token))
-        from_start = tl.exp2(moments)
-        velocity = products(moments, moments, 0, CHUNK, 0) * rates[None, :]
-        shares = product(between, velocity, PRECISION)
-        tl.store(carried + token, tl.sum(between * from_start[None, :], axis=1))
-        tl.store(end_velocity_kept + token, from_start)
-        tl.store(end_velocity_written + token, last_row(velocity, CHUNK))
+        from_start = tl.cumprod(tl.load(momentum + tokens), axis=1)
+        remaining, gathered = tl.associative_scan((keeps, from_start), 1, followed)
+        tl.store(carried + tokens, gathered)
+        tl.store(velocity_kept + tokens, from_start)
     else:
-        shares = between * rates[None, :]
-    tl.store(end_written + token, last_row(shares, CHUNK))
-    tl.store(written + chunk * CHUNK * CHUNK + place(CHUNK, CHUNK, CHUNK), shares.to(written.dtype.element_ty))
-
-
-@triton.jit
-def through_products(
-    bar: tl.tensor, sums: tl.tensor, sums_before: tl.tensor, CHUNK: tl.constexpr, PRECISION: tl.constexpr
-) -> tl.tensor:
-    """The adjoint of gates from that of their products P, the inverse of 1 - diag(g)·shift: dP = P diag(dg) shift P."""
-    later = product(products(sums, sums, 0, CHUNK, 1), bar, PRECISION)
-    return tl.sum(later * products(sums_before, sums, 1, CHUNK, 0), axis=1)
-
-
-@triton.jit
-def through_start(
-    bar: tl.tensor, sums: tl.tensor, gates: tl.tensor, CHUNK: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Products from the chunk's start are the first gate times the products after it: adjoints of these two."""
-    index = tl.arange(0, CHUNK)
-    first = tl.sum(tl.where(index == 0, gates, 0.0), axis=0)
-    first_sum = tl.sum(tl.where(index == 0, sums, 0.0), axis=0)
-    gates_bar = tl.where(index == 0, tl.sum(bar * tl.exp2(sums - first_sum), axis=0), 0.0)
-    return tl.where(index[None, :] == 0, bar[:, None] * first, 0.0), gates_bar
+        remaining = tl.cumprod(keeps, axis=1)
+    tl.store(kept + tokens, remaining)
+    shares = tl.zeros([TOGETHER, CHUNK], tl.float32)
+    velocity = tl.zeros([TOGETHER, CHUNK], tl.float32)
+    for t in range(CHUNK):
+        shares *= tl.load(keep + first + t)[:, None]
+        if MOMENTUM:
+            velocity = tl.where(source == t, rates, velocity * tl.load(momentum + first + t)[:, None])
+            shares += velocity
+        else:
+            shares = tl.where(source == t, rates, shares)
+        tl.store(written + (first + t)[:, None] * CHUNK + source, shares.to(written.dtype.element_ty))
+    tl.store(end_written + tokens, shares)
+    if MOMENTUM:
+        tl.store(end_velocity_written + tokens, velocity)
 
 
 @triton.jit
@@ -123,9 +135,13 @@ def coefficients_backward_kernel(
     keep: tl.tensor,
     rate: tl.tensor,
     momentum: tl.tensor,
+    kept: tl.tensor,  # [rows, time]
+    carried: tl.tensor,
+    written: tl.tensor,  # [rows, time, CHUNK]
+    velocity_kept: tl.tensor,  # [rows, time]
     kept_bar: tl.tensor,  # [rows, time], by what is read
     carried_bar: tl.tensor,
-    written_bar: tl.tensor,  # [rows, chunks, CHUNK, CHUNK], turned: the later token comes last
+    written_bar: tl.tensor,  # [rows, time, CHUNK]; what stands above a diagonal is never used
     end_kept_bar: tl.tensor,  # [rows, chunks], by where the memory goes
     end_carried_bar: tl.tensor,
     end_written_bar: tl.tensor,  # [rows, time]
@@ -134,41 +150,65 @@ def coefficients_backward_kernel(
     keep_bar: tl.tensor,  # [rows, time]
     rate_bar: tl.tensor,
     momentum_bar: tl.tensor,
+    chunks: int,
     CHUNK: tl.constexpr,
+    TOGETHER: tl.constexpr,
     MOMENTUM: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
-    """One program is one chunk. What stands above a diagonal is never used."""
-    chunk = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, CHUNK)
-    token = chunk * CHUNK + index
-    end = index == CHUNK - 1
-    rates, gates = tl.load(rate + token), tl.load(keep + token)
-    keeps = exponents(gates)
-    keeps_before = keeps - tl.log2(tl.maximum(gates, LEAST))
-    shares_bar = tl.trans(tl.load(written_bar + chunk * CHUNK * CHUNK + place(CHUNK, CHUNK, CHUNK)).to(tl.float32))
-    shares_bar += tl.where(end[:, None], tl.load(end_written_bar + token)[None, :], 0.0)
-    from_start_bar = tl.load(kept_bar + token) + tl.where(end, tl.load(end_kept_bar + chunk), 0.0)
-    between_bar, keeps_bar = through_start(from_start_bar, keeps, gates, CHUNK)
+    """The same chunks from their last token to their first.
+
+    Rows of C are at hand. Those of G nobody kept: each is computed by itself, products of gates being powers of two of
+    differences between sums of logarithms.
+    """
+    chunk = own_chunks(chunks, TOGETHER)
+    first = chunk * CHUNK
+    source = tl.arange(0, CHUNK)[None, :]
+    sector = source // SECTOR * SECTOR
+    tokens = first[:, None] + source
+    shares_bar, share_bar = tl.load(end_written_bar + tokens), tl.load(end_kept_bar + chunk)
+    keeping = tl.full([TOGETHER], 1.0, tl.float32)  # the gate between a token and the one after it
+    keeps_bar = tl.zeros([TOGETHER, CHUNK], tl.float32)
+    rates_bar = tl.zeros([TOGETHER, CHUNK], tl.float32)
     if MOMENTUM:
-        gates = tl.load(momentum + token)
-        moments = exponents(gates)
-        moments_before = moments - tl.log2(tl.maximum(gates, LEAST))
-        turning = products(moments, moments, 0, CHUNK, 0)
-        carried_bars = tl.load(carried_bar + token) + tl.where(end, tl.load(end_carried_bar + chunk), 0.0)
-        between_bar = carried_bars[:, None] * tl.exp2(moments)[None, :] + between_bar
-        between_bar += product(shares_bar, tl.trans(turning * rates[None, :]), PRECISION)
-        velocity_bar = product(products(keeps, keeps, 0, CHUNK, 1), shares_bar, PRECISION)
-        velocity_bar += tl.where(end[:, None], tl.load(end_velocity_written_bar + token)[None, :], 0.0)
-        tl.store(rate_bar + token, tl.sum(velocity_bar * turning, axis=0))
-        from_start_bar = tl.sum(products(keeps, keeps, 0, CHUNK, 0) * carried_bars[:, None], axis=0)
-        from_start_bar += tl.where(end, tl.load(end_velocity_kept_bar + chunk), 0.0)
-        turning_bar, moments_bar = through_start(from_start_bar, moments, gates, CHUNK)
-        turning_bar += velocity_bar * rates[None, :]
-        moments_bar += through_products(turning_bar, moments, moments_before, CHUNK, PRECISION)
-        tl.store(momentum_bar + token, moments_bar)
-    else:
-        tl.store(rate_bar + token, tl.sum(shares_bar * products(keeps, keeps, 0, CHUNK, 0), axis=0))
-        between_bar += shares_bar * rates[None, :]
-    keeps_bar += through_products(between_bar, keeps, keeps_before, CHUNK, PRECISION)
-    tl.store(keep_bar + token, keeps_bar)
+        velocity_bar, carry_bar = tl.load(end_velocity_written_bar + tokens), tl.load(end_carried_bar + chunk)
+        start_bar = tl.load(end_velocity_kept_bar + chunk)
+        moving = tl.full([TOGETHER], 1.0, tl.float32)
+        moments_bar = tl.zeros([TOGETHER, CHUNK], tl.float32)
+        rates = tl.load(rate + tokens)
+        exponents = tl.cumsum(tl.log2(tl.maximum(tl.load(momentum + tokens), LEAST)), axis=1)
+        # To be read one by one, they wait where the adjoint will be.
+        tl.store(momentum_bar + tokens, exponents)
+        tl.debug_barrier()
+    # Two at a time, so that the second's numbers are on their way while the first is worked on.
+    for step in tl.range(CHUNK, loop_unroll_factor=2):
+        t = CHUNK - 1 - step
+        token, now = first + t, source == t
+        inside = token > first  # there is a token before it
+        row = token[:, None] * CHUNK + source
+        by_reads = tl.load(written_bar + row, mask=sector <= t, other=0.0).to(tl.float32)
+        shares = tl.load(written + row - CHUNK, mask=sector < t, other=0.0).to(tl.float32)
+        shares_bar = shares_bar * keeping[:, None] + by_reads
+        share_bar = share_bar * keeping + tl.load(kept_bar + token)
+        bar = tl.sum(shares_bar * shares, axis=1) + share_bar * tl.load(kept + token - 1, mask=inside, other=1.0)
+        if MOMENTUM:
+            carry_bar = carry_bar * keeping + tl.load(carried_bar + token)
+            bar += carry_bar * tl.load(carried + token - 1, mask=inside, other=0.0)
+            velocity_bar = velocity_bar * moving[:, None] + shares_bar
+            start_bar = start_bar * moving + carry_bar
+            rates_bar = tl.where(now, velocity_bar, rates_bar)
+            # From here on a token's own write, and those after it, are none.
+            exponents = tl.where(now, float("inf"), exponents)
+            before = tl.load(momentum_bar + token - 1, mask=inside, other=0.0)
+            velocity = rates * tl.exp2(before[:, None] - exponents)
+            moment_bar = tl.sum(velocity_bar * velocity, axis=1)
+            moment_bar += start_bar * tl.load(velocity_kept + token - 1, mask=inside, other=1.0)
+            moments_bar = tl.where(now, moment_bar[:, None], moments_bar)
+            moving = tl.load(momentum + token)
+        else:
+            rates_bar = tl.where(now, shares_bar, rates_bar)
+        keeps_bar = tl.where(now, bar[:, None], keeps_bar)
+        keeping = tl.load(keep + token)
+    tl.store(keep_bar + tokens, keeps_bar)
+    tl.store(rate_bar + tokens, rates_bar)
+    if MOMENTUM:
+        tl.store(momentum_bar + tokens, moments_bar)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from lockstep.kernels.memory.biases import output_gradient, through_gradient
+from lockstep.kernels.memory.tiles import filled
 
 EPSILON = tl.constexpr(1e-5)
 
@@ -98,7 +99,7 @@ def through_last_error(
     error = said(normal, key, gain, shift, NORM, RESIDUAL) - value
     if not NORM:
         error_bar, threshold_bar = through_gradient(bar, error, threshold, BIAS, P, AXIS)
-        return error_bar, error_bar, tl.zeros_like(bar), threshold_bar
+        return error_bar, error_bar, filled(bar, 0.0), threshold_bar
     gradient = output_gradient(error, threshold, BIAS, P, AXIS)
     pulled = gradient * gain
     pulled_bar = through_norm(bar, normal, scale, NORM, AXIS)

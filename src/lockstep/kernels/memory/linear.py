@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.kernels.memory.coefficients import Coefficients, coefficients_backward_kernel, coefficients_kernel
+from lockstep.kernels.memory.coefficients import Coefficients, coefficients, through_coefficients
 from lockstep.kernels.memory.linear_chain import linear_chain_backward_kernel, linear_chain_kernel
 from lockstep.kernels.memory.linear_reading import linear_read_backward_kernel, linear_read_kernel
 from lockstep.kernels.memory.linear_settling import (
@@ -129,11 +129,7 @@ class Chunks:
         return self.tokens.keys.new_empty(self.rows, *shape, dtype=torch.float32)
 
     def coefficients(self) -> Coefficients:
-        tokens = self.tokens
-        kept, carried, *ends = (self.scalars(self.time) for _ in range(5))
-        found = Coefficients(kept, carried, self.tiles(self.chunk).flatten(1, 2), *ends)
-        coefficients_kernel[self.grid](tokens.keep, tokens.rate, tokens.momentum, *found, **self.closed_form)
-        return found
+        return coefficients(*self.tokens[3:6], self.tiles(self.chunk).flatten(1, 2))
 
     @property
     def grid(self) -> tuple[int]:
@@ -208,7 +204,7 @@ class Bars(NamedTuple):
     keys: Tensor
     kept: Tensor
     carried: Tensor
-    written: Tensor  # turned
+    written: Tensor  # [rows, chunks, chunk, chunk]
     gain: Tensor  # [rows, chunks, out]
     shift: Tensor
 
@@ -311,24 +307,6 @@ def through_errors(
     return values_bar, threshold_bar
 
 
-def through_gates(run: Chunks, bars: Bars, ends_bar: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Adjoints of keep, rate and momentum."""
-    tokens = run.tokens
-    gates_bar = run.scalars(run.time), run.scalars(run.time), run.scalars(run.time)
-    coefficients_backward_kernel[run.grid](
-        tokens.keep,
-        tokens.rate,
-        tokens.momentum,
-        bars.kept,
-        bars.carried,
-        bars.written,
-        *ends_bar,
-        *gates_bar,
-        **run.closed_form,
-    )
-    return gates_bar
-
-
 def through_anchors(run: Chunks, bars: Bars) -> Tensor:
     """The adjoint of the anchors, but for what the memory's distance from them says."""
     tokens = run.tokens
@@ -387,7 +365,7 @@ def backward(run: Chunks, copies: Tensor, errors: Tensor, reads_bar: Tensor, las
         **run.constants("OUT"),
     )
     values_bar, threshold_bar = through_errors(run, found, solved, stated, copies, errors, bars)
-    gates_bar = through_gates(run, bars, ends_bar)
+    gates_bar = through_coefficients(*tokens[3:6], found, bars[4:7], ends_bar)
     lent_bar = (x.sum(1).unflatten(0, (-1, run.heads)).sum(0) for x in (bars.gain, bars.shift))
     rows = (bars.queries, bars.keys, values_bar, *gates_bar, threshold_bar)
     return *rows, *lent_bar, through_anchors(run, bars), held_bar

@@ -120,7 +120,7 @@ def linear_read_backward_kernel(
     keys_bar: tl.tensor,
     kept_bar: tl.tensor,  # [rows, time]
     carried_bar: tl.tensor,
-    written_bar: tl.tensor,  # [rows, chunks, CHUNK, CHUNK], turned
+    written_bar: tl.tensor,  # [rows, time, CHUNK]
     gain_bar: tl.tensor,  # [rows, chunks, OUT]
     shift_bar: tl.tensor,
     heads: int,
@@ -182,7 +182,7 @@ def linear_read_backward_kernel(
     tl.store(errors_bar + there + place(CHUNK, OUT, CHUNK), error_bar.to(low))
     scores_bar = product(tl.load(errors + there + turned(CHUNK, OUT, CHUNK)), low_bar, PRECISION)
     tl.store(
-        written_bar + token * CHUNK + place(CHUNK, CHUNK, CHUNK),
+        written_bar + token * CHUNK + turned(CHUNK, CHUNK, CHUNK),
         (scores_bar * -scores).to(written_bar.dtype.element_ty),
     )
     low_scores = (scores_bar * -shares).to(low)

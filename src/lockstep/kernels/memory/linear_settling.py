@@ -150,7 +150,7 @@ def through_solution_kernel(
     values_bar: tl.tensor,  # [rows, time, OUT]
     kept_bar: tl.tensor,  # [rows, time]: by reads; out: and by the errors, whose tokens find what the one before left
     carried_bar: tl.tensor,
-    written_bar: tl.tensor,  # [rows, chunks, CHUNK, CHUNK], turned
+    written_bar: tl.tensor,  # [rows, time, CHUNK]
     anchor_rows: int,
     chunks: int,
     CHUNK: tl.constexpr,
@@ -200,7 +200,7 @@ def through_solution_kernel(
     system_bar = product(tl.load(errors + there + turned(CHUNK, OUT, CHUNK)), (-bar).to(low), PRECISION)
     tl.store(errors_bar + there + place(CHUNK, OUT, CHUNK), low_bar)
     scores = product(tl.load(keys + here + place(WIDTH, CHUNK, WIDTH)), key, PRECISION)
-    before = written_bar + square - 1 + place(CHUNK, CHUNK, CHUNK)
+    before = written_bar + square - CHUNK + turned(CHUNK, CHUNK, CHUNK)
     by_reads = tl.load(before, mask=later[None, :], other=0.0).to(tl.float32)
     tl.store(before, (by_reads + system_bar * scores).to(written_bar.dtype.element_ty), mask=later[None, :])
     found = written + square - CHUNK + turned(CHUNK, CHUNK, CHUNK)

@@ -15,8 +15,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lockstep.kernels.memory import hopper
 from lockstep.kernels.memory.chain import chain_backward_kernel, chain_kernel
-from lockstep.kernels.memory.coefficients import Coefficients, coefficients_backward_kernel, coefficients_kernel
+from lockstep.kernels.memory.coefficients import Coefficients, coefficients, through_coefficients
 from lockstep.kernels.memory.reading import read_backward_kernel, read_kernel
 from lockstep.kernels.memory.settling import anchor_kernel, settle_kernel
 from lockstep.kernels.memory.writing import rewrite_kernel
@@ -114,13 +115,7 @@ class Chunks:
         return self.scalars(2, split, self.chunk, self.width), self.scalars().zero_().int()
 
     def coefficients(self) -> Coefficients:
-        tokens, written = self.tokens, self.room(self.time, self.chunk)
-        kept, carried, *ends = (self.scalars(self.time) for _ in range(5))
-        found = Coefficients(kept, carried, written, ends[0], ends[1], ends[2])
-        coefficients_kernel[(self.rows * self.chunks,)](
-            tokens.keep, tokens.rate, tokens.momentum, *found, **self.closed_form
-        )
-        return found
+        return coefficients(*self.tokens[3:6], self.room(self.time, self.chunk))
 
 
 class Sheets:
@@ -153,22 +148,7 @@ def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     last = held.clone()
     copies = run.room(run.chunks, run.parts, run.width, run.hidden)
     inputs, first_errors, last_errors = run.units(), run.units(), run.outputs()
-    constants, sheets = run.constants(CHAIN_BLOCK), Sheets(run, CHAIN_BLOCK)
-    chain_kernel[(run.rows * constants["SPLIT"],)](
-        *sheets.rows(tokens.keys, tokens.values),
-        tokens.threshold,
-        tokens.gain,
-        tokens.shift,
-        *found.ends,
-        sheets.matrices(tokens.anchors),
-        last,
-        sheets.matrices(copies),
-        *sheets.units(inputs, first_errors),
-        *sheets.rows(last_errors),
-        *run.meeting(constants["SPLIT"]),
-        *run.sizes,
-        **constants,
-    )
+    walk(run, found, last, copies, inputs, first_errors, last_errors)
     reads, sheets = torch.empty_like(tokens.queries), Sheets(run, BLOCK)
     read_kernel[(run.rows * run.chunks,)](
         *sheets.rows(tokens.queries, tokens.keys),
@@ -186,6 +166,36 @@ def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         **run.constants(BLOCK),
     )
     return reads, last, copies
+
+
+def walk(
+    run: Chunks,
+    found: Coefficients,
+    held: Tensor,
+    copies: Tensor,
+    inputs: Tensor,
+    first_errors: Tensor,
+    last_errors: Tensor,
+) -> None:
+    """From the first chunk to the last; `held` is replaced, what follows it is filled."""
+    if hopper.suited(run):
+        return hopper.walk(run, found, held, copies, inputs, first_errors, last_errors)
+    tokens, constants, sheets = run.tokens, run.constants(CHAIN_BLOCK), Sheets(run, CHAIN_BLOCK)
+    chain_kernel[(run.rows * constants["SPLIT"],)](
+        *sheets.rows(tokens.keys, tokens.values),
+        tokens.threshold,
+        tokens.gain,
+        tokens.shift,
+        *found.ends,
+        sheets.matrices(tokens.anchors),
+        held,
+        sheets.matrices(copies),
+        *sheets.units(inputs, first_errors),
+        *sheets.rows(last_errors),
+        *run.meeting(constants["SPLIT"]),
+        *run.sizes,
+        **constants,
+    )
 
 
 class Written(NamedTuple):
@@ -276,18 +286,7 @@ def backward(run: Chunks, copies: Tensor, reads_bar: Tensor, last_bar: Tensor) -
         *run.sizes,
         **run.constants(BLOCK),
     )
-    gates_bar = [run.scalars(run.time) for _ in range(3)]
-    coefficients_backward_kernel[(run.rows * run.chunks,)](
-        tokens.keep,
-        tokens.rate,
-        tokens.momentum,
-        kept_bar,
-        carried_bar,
-        written_bar,
-        *ends_bar,
-        *gates_bar,
-        **run.closed_form,
-    )
+    gates_bar = through_coefficients(*tokens[3:6], found, (kept_bar, carried_bar, written_bar), ends_bar)
     lent_bar = [
         one.add_(other).sum(1).unflatten(0, (-1, run.heads)).sum(0)
         for one, other in ((gain_bar, read_gain_bar), (shift_bar, read_shift_bar))
@@ -328,6 +327,8 @@ def walk_back(
     held_bar: Tensor,
 ) -> None:
     """From the last chunk to the first; the last three arguments, and some of `bars`, are filled."""
+    if hopper.suited(run):
+        return hopper.walk_back(run, found, copies, made, bars, errors_bar, copies_bar, held_bar)
     tokens, constants, sheets = run.tokens, run.constants(CHAIN_BLOCK), Sheets(run, CHAIN_BLOCK)
     chain_backward_kernel[(run.rows * constants["SPLIT"],)](
         *sheets.rows(tokens.queries, tokens.keys, tokens.values),

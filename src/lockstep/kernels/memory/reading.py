@@ -10,7 +10,7 @@ import triton.language as tl
 
 from lockstep.kernels.memory.activations import activate, slope_of
 from lockstep.kernels.memory.heads import normalised, said, through_norm
-from lockstep.kernels.memory.tiles import added, place, product, turned
+from lockstep.kernels.memory.tiles import added, place, product
 
 
 @triton.jit
@@ -55,18 +55,18 @@ def read_kernel(
     shares, query = written.load([here, 0]), queries.load([here, 0])
     scores = product(query, tl.trans(keys.load([here, 0])), PRECISION)
     scores = (scores * -shares.to(tl.float32)).to(low)
-    kept_query = (query.to(tl.float32) * share).to(low)
-    carried_query = (query.to(tl.float32) * carry).to(low)
     scores_2 = tl.zeros([CHUNK, CHUNK], tl.float32)
     answer = tl.zeros([CHUNK, WIDTH], tl.float32)
-    for part in range(SPLIT):
+    # Not `range`: ptxas of CUDA 12.8 to 13.0 forgets that in a loop a first operand is wanted again, and reuses the
+    # registers in which scores were waiting.
+    for part in tl.static_range(SPLIT):
         unit = part * BLOCK
-        found = product(scores, first_errors.load([here, unit]), PRECISION)
-        found = added(found, kept_query, copies.load([copy, unit]), PRECISION)
+        found = product(query, copies.load([copy, unit]), PRECISION) * share
+        found = added(found, scores, first_errors.load([here, unit]), PRECISION)
         if ANCHOR:
             found = added(found, query, anchors.load([anchor, unit]), PRECISION)
         if MOMENTUM:
-            found = added(found, carried_query, copies.load([copy + 2 * WIDTH, unit]), PRECISION)
+            found += product(query, copies.load([copy + 2 * WIDTH, unit]), PRECISION) * carry
         read = activate(found, ACTIVATION)
         low_read = read.to(low)
         scores_2 = added(scores_2, low_read, tl.trans(inputs.load([here, unit])), PRECISION)
@@ -109,7 +109,7 @@ def read_backward_kernel(
     queries_bar: tl.tensor_descriptor,
     kept_bar: tl.tensor,  # [rows, time]
     carried_bar: tl.tensor,
-    written_bar: tl.tensor,  # [rows, chunks, CHUNK, CHUNK], turned
+    written_bar: tl.tensor,  # [rows, time, CHUNK]
     gain_bar: tl.tensor,  # [rows, chunks, WIDTH]
     shift_bar: tl.tensor,
     heads: int,
@@ -138,7 +138,7 @@ def read_backward_kernel(
     token, tile = here + tl.arange(0, CHUNK), place(HIDDEN, CHUNK, BLOCK)
     read_inputs += here.to(tl.int64) * HIDDEN
     read_outputs_bar += here.to(tl.int64) * HIDDEN
-    written_bar += here.to(tl.int64) * CHUNK + turned(CHUNK, CHUNK, CHUNK)
+    written_bar += here.to(tl.int64) * CHUNK + place(CHUNK, CHUNK, CHUNK)
     share = tl.load(kept + token)[:, None]
     carry = tl.load(carried + token)[:, None] if MOMENTUM else share
 

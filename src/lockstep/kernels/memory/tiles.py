@@ -34,6 +34,12 @@ def added(total: tl.tensor, a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr)
 
 
 @triton.jit
+def filled(like: tl.tensor, value: tl.constexpr) -> tl.tensor:
+    """A tile of one number, in the shape of another, and in Gluon also in its layout."""
+    return tl.where(like == like, value, value)
+
+
+@triton.jit
 def place(stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
     """Offsets of a tile [ROWS, COLUMNS] whose rows are `stride` apart."""
     return tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, COLUMNS)[None, :]

@@ -1,0 +1,473 @@
+"""The memory's way from chunk to chunk on Hopper, in Gluon: `chain` says what is computed, this file when and where.
+
+One program walks a row, with both matrices and both velocities in registers, [WIDTH, HIDDEN], the second turned. What
+Triton cannot be told is said here: tiles of the next chunk are on their way while this one is computed, what is stored
+leaves while the next tile is computed, and the anchor stays in shared memory. Between two warp groups the hidden units
+are halved.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from lockstep.kernels.memory.activations import activated_and_slope
+from lockstep.kernels.memory.heads import last_error, normalised, through_last_error
+
+
+@gluon.jit
+def chain_kernel(
+    keys,  # [rows × time, WIDTH]
+    values,
+    threshold,  # [rows, time]
+    gain,  # [heads, WIDTH]
+    shift,
+    kept,  # [rows, time]
+    carried,
+    end_written,
+    end_velocity_kept,
+    end_velocity_written,
+    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    held,  # [rows, 2 or 4, WIDTH, HIDDEN] in 32 bits: weights, then velocities; replaced by the last ones
+    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]: what was held at each chunk's start
+    inputs,  # [rows × time, HIDDEN]: what was written, for the reads
+    first_errors,
+    last_errors,  # [rows × time, WIDTH]
+    heads,
+    anchor_rows,
+    chunks,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    MOMENTUM: gl.constexpr,
+    ANCHOR: gl.constexpr,
+    NORM: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+    BIAS: gl.constexpr,
+    P: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+) -> None:
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    across: gl.constexpr = gl.SliceLayout(0, narrow)
+    low: gl.constexpr = keys.dtype
+    PARTS: gl.constexpr = 4 if MOMENTUM else 2
+    HUBER: gl.constexpr = BIAS != "l2" and BIAS != "lp"
+    SIZE: gl.constexpr = WIDTH * HIDDEN
+    row = gl.program_id(0)
+
+    key_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
+    value_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], values.layout)
+    copy_room = gl.allocate_shared_memory(low, [PARTS, WIDTH, HIDDEN], copies.layout)
+    input_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
+    first_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], first_errors.layout)
+    last_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], last_errors.layout)
+    scaled = gl.allocate_shared_memory(low, [PARTS, CHUNK, WIDTH], keys.layout)
+    lent = lent_to(row % heads, gain, shift, NORM, WIDTH)
+    loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(loaded, count=1)
+    if ANCHOR:
+        anchor_room = gl.allocate_shared_memory(low, [2, WIDTH, HIDDEN], anchors.layout)
+        arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(arrived, count=1)
+        fence_async_shared()
+        anchor = (row % anchor_rows) * 2 * WIDTH
+        mbarrier.expect(arrived, 2 * anchors.block_type.nbytes)
+        tma.async_copy_global_to_shared(anchors, [anchor, 0], arrived, anchor_room.index(0))
+        tma.async_copy_global_to_shared(anchors, [anchor + WIDTH, 0], arrived, anchor_room.index(1))
+    else:
+        fence_async_shared()
+    fetch(keys, values, row * chunks * CHUNK, loaded, key_room, value_room, True)
+
+    state_room = copy_room._reinterpret(gl.float32, [PARTS // 2, WIDTH, HIDDEN], held.layout)
+    state_loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(state_loaded, count=1)
+    fence_async_shared()
+    first = taken(held, row * PARTS * WIDTH, state_room, state_loaded, 0, wide)
+    second = taken(held, row * PARTS * WIDTH + WIDTH, state_room, state_loaded, 1, wide)
+    if MOMENTUM:
+        velocity = taken(held, row * PARTS * WIDTH + 2 * WIDTH, state_room, state_loaded, 0, wide)
+        velocity_2 = taken(held, row * PARTS * WIDTH + 3 * WIDTH, state_room, state_loaded, 1, wide)
+    if ANCHOR:
+        mbarrier.wait(arrived, 0)
+
+    for i in range(chunks):
+        chunk = row * chunks + i
+        here, copy, end = chunk * CHUNK, chunk * PARTS * WIDTH, chunk * CHUNK + CHUNK - 1
+        token = here + gl.arange(0, CHUNK, gl.SliceLayout(1, narrow))
+        write, keep = gl.load(end_written + token)[:, None], gl.load(kept + end)
+        if MOMENTUM:
+            faster = gl.load(end_velocity_written + token)[:, None]
+            carry, velocity_keep = gl.load(carried + end), gl.load(end_velocity_kept + end)
+        limit = gl.load(threshold + token)[:, None] if HUBER else 0.0
+
+        # What is held, for the reads and as operands.
+        tma.store_wait(0)
+        copy_room.index(0).store(first.to(low))
+        copy_room.index(1).store(second.to(low))
+        if MOMENTUM:
+            copy_room.index(2).store(velocity.to(low))
+            copy_room.index(3).store(velocity_2.to(low))
+        fence_async_shared()
+        for part in gl.static_range(PARTS):
+            tma.async_copy_shared_to_global(copies, [copy + part * WIDTH, 0], copy_room.index(part))
+
+        # What is written.
+        mbarrier.wait(loaded, i & 1)
+        z = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
+        z = warpgroup_mma(key_room, copy_room.index(0), z, use_acc=False)
+        if ANCHOR:
+            z = warpgroup_mma(key_room, anchor_room.index(0), z)
+        x, slope = activated_and_slope(z, ACTIVATION)
+        input_room.store(x.to(low))
+        first_room.store(slope.to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(inputs, [here, 0], input_room)
+        output = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
+        output = warpgroup_mma(input_room, copy_room.index(1).permute((1, 0)), output, use_acc=False)
+        if ANCHOR:
+            output = warpgroup_mma(input_room, anchor_room.index(1).permute((1, 0)), output)
+        normal, scale = normalised(output, NORM, 1)
+        key, value = key_room.load(narrow).to(gl.float32), value_room.load(narrow).to(gl.float32)
+        fetch(keys, values, here + CHUNK, loaded, key_room, value_room, i + 1 < chunks)
+        g, s = lent.index(0).load(across)[None, :], lent.index(1).load(across)[None, :]
+        error = last_error(normal, scale, key, value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1)
+        last_room.store(error.to(low))
+        scaled.index(0).store((error * -write).to(low))
+        scaled.index(1).store((key * -write).to(low))
+        if MOMENTUM:
+            scaled.index(2).store((error * -faster).to(low))
+            scaled.index(3).store((key * -faster).to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(last_errors, [here, 0], last_room)
+
+        # Where that leads: the second matrix meanwhile.
+        returned = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
+        returned = warpgroup_mma(last_room, copy_room.index(1), returned, use_acc=False, is_async=True)
+        if ANCHOR:
+            returned = warpgroup_mma(last_room, anchor_room.index(1), returned, is_async=True)
+        first, second = first * keep, second * keep
+        if MOMENTUM:
+            first, second = first + velocity * carry, second + velocity_2 * carry
+            velocity, velocity_2 = velocity * velocity_keep, velocity_2 * velocity_keep
+        second = warpgroup_mma(scaled.index(0).permute((1, 0)), input_room, second, is_async=True)
+        if MOMENTUM:
+            velocity_2 = warpgroup_mma(scaled.index(2).permute((1, 0)), input_room, velocity_2, is_async=True)
+            returned = warpgroup_mma_wait(2, [returned])
+        else:
+            returned = warpgroup_mma_wait(1, [returned])
+        first_room.store((returned * first_room.load(wide).to(gl.float32)).to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(first_errors, [here, 0], first_room)
+        first = warpgroup_mma(scaled.index(1).permute((1, 0)), first_room, first, is_async=True)
+        if MOMENTUM:
+            velocity = warpgroup_mma(scaled.index(3).permute((1, 0)), first_room, velocity, is_async=True)
+            first, second, velocity, velocity_2 = warpgroup_mma_wait(0, [first, second, velocity, velocity_2])
+        else:
+            first, second = warpgroup_mma_wait(0, [first, second])
+    tma.store_wait(0)
+    left(held, row * PARTS * WIDTH, state_room, first)
+    left(held, row * PARTS * WIDTH + WIDTH, state_room, second)
+    if MOMENTUM:
+        left(held, row * PARTS * WIDTH + 2 * WIDTH, state_room, velocity)
+        left(held, row * PARTS * WIDTH + 3 * WIDTH, state_room, velocity_2)
+
+
+@gluon.jit
+def fetch(keys, values, token, loaded, key_room, value_room, wanted) -> None:
+    """Keys and values of a chunk, on their way."""
+    mbarrier.expect(loaded, keys.block_type.nbytes + values.block_type.nbytes, pred=wanted)
+    tma.async_copy_global_to_shared(keys, [token, 0], loaded, key_room, pred=wanted)
+    tma.async_copy_global_to_shared(values, [token, 0], loaded, value_room, pred=wanted)
+
+
+@gluon.jit
+def lent_to(head, gain, shift, NORM: gl.constexpr, WIDTH: gl.constexpr):
+    """Gain and shift of a head in shared memory [2, WIDTH]: registers are for what changes."""
+    flat: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
+    room = gl.allocate_shared_memory(gl.float32, [2, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if NORM:
+        across = head * WIDTH + gl.arange(0, WIDTH, flat)
+        room.index(0).store(gl.load(gain + across))
+        room.index(1).store(gl.load(shift + across))
+    return room
+
+
+@gluon.jit
+def taken(held, place, room, loaded, turn: gl.constexpr, layout: gl.constexpr):
+    """A matrix in 32 bits, by way of shared memory."""
+    mbarrier.expect(loaded, held.block_type.nbytes)
+    tma.async_copy_global_to_shared(held, [place, 0], loaded, room.index(0))
+    mbarrier.wait(loaded, turn)
+    return room.index(0).load(layout)
+
+
+@gluon.jit
+def left(held, place, room, matrix) -> None:
+    room.index(0).store(matrix)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(held, [place, 0], room.index(0))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def chain_backward_kernel(
+    queries,  # [rows × time, WIDTH]
+    keys,
+    values,
+    threshold,  # [rows, time]
+    gain,  # [heads, WIDTH]
+    shift,
+    kept,  # [rows, time]
+    carried,
+    end_written,
+    end_velocity_kept,
+    end_velocity_written,
+    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs,  # [rows × time, HIDDEN]: what was written, and the activations' derivatives
+    slopes,
+    bends,
+    last_errors,  # [rows × time, WIDTH]
+    normals,
+    scales,  # [rows, time]
+    read_inputs,  # [rows × time, HIDDEN]: what was read, and the adjoints of that
+    read_outputs_bar,
+    read_last_bar,  # [rows × time, WIDTH]
+    returned_bar,  # [rows × time, HIDDEN]: of the first errors, by reads; out: before the slope
+    last_errors_bar,  # [rows × time, WIDTH]: of the last errors, by reads
+    hidden_bar,  # [rows × time, HIDDEN]: of the inputs, by reads; out: before the activation
+    errors_bar,  # [rows × time, WIDTH]; out: of the last errors, all of it
+    copies_bar,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]; out: of what each chunk ended with
+    held_bar,  # [rows × 2 or 4 × WIDTH, HIDDEN] in 32 bits: of what was held last; out: of what was held first
+    heads,
+    anchor_rows,
+    chunks,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    MOMENTUM: gl.constexpr,
+    ANCHOR: gl.constexpr,
+    NORM: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+    BIAS: gl.constexpr,
+    P: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+) -> None:
+    """Tiles that are wanted late in a chunk take the rooms of those that were wanted early."""
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    left_wide: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    left_down: gl.constexpr = gl.SliceLayout(1, left_wide)
+    left_across: gl.constexpr = gl.SliceLayout(0, left_wide)
+    down: gl.constexpr = gl.SliceLayout(1, narrow)
+    across: gl.constexpr = gl.SliceLayout(0, narrow)
+    low: gl.constexpr = keys.dtype
+    PARTS: gl.constexpr = 4 if MOMENTUM else 2
+    HUBER: gl.constexpr = BIAS != "l2" and BIAS != "lp"
+    WIDE_BYTES: gl.constexpr = inputs.block_type.nbytes
+    NARROW_BYTES: gl.constexpr = keys.block_type.nbytes
+    row = gl.program_id(0)
+
+    # Rooms: adjoints as operands; tiles by when they are wanted; what leaves.
+    matrices = gl.allocate_shared_memory(low, [PARTS, WIDTH, HIDDEN], copies.layout)
+    units = gl.allocate_shared_memory(low, [3, CHUNK, HIDDEN], inputs.layout)
+    input_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
+    second_room = gl.allocate_shared_memory(low, [WIDTH, HIDDEN], copies.layout)
+    read_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
+    outputs = gl.allocate_shared_memory(low, [2, CHUNK, WIDTH], keys.layout)
+    key_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
+    error_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
+    normal_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
+    error_bar_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
+    # The first matrix's adjoint is no operand any more when these come.
+    read_input_room = matrices.index(0)._reinterpret(low, [CHUNK, HIDDEN], inputs.layout)
+    if MOMENTUM:
+        u_room = matrices.index(2)._reinterpret(low, [CHUNK, HIDDEN], inputs.layout)
+    else:
+        u_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
+    lent = lent_to(row % heads, gain, shift, NORM, WIDTH)
+    coefficients = gl.allocate_shared_memory(gl.float32, [6, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    loaded = gl.allocate_shared_memory(gl.int64, [6, 1], mbarrier.MBarrierLayout())
+    for barrier in gl.static_range(6):
+        mbarrier.init(loaded.index(barrier), count=1)
+    early, middle, norms, late, last = loaded.index(0), loaded.index(1), loaded.index(2), loaded.index(3), loaded.index(4)
+    state_loaded = loaded.index(5)
+    fence_async_shared()
+    if ANCHOR:
+        anchor_room = gl.allocate_shared_memory(low, [WIDTH, HIDDEN], anchors.layout)
+        mbarrier.expect(state_loaded, anchors.block_type.nbytes)
+        anchor = (row % anchor_rows) * 2 * WIDTH + WIDTH
+        tma.async_copy_global_to_shared(anchors, [anchor, 0], state_loaded, anchor_room)
+    else:
+        mbarrier.arrive(state_loaded)
+    mbarrier.wait(state_loaded, 0)
+    state_room = matrices._reinterpret(gl.float32, [PARTS // 2, WIDTH, HIDDEN], held_bar.layout)
+    first = taken(held_bar, row * PARTS * WIDTH, state_room, state_loaded, 1, wide)
+    second = taken(held_bar, row * PARTS * WIDTH + WIDTH, state_room, state_loaded, 0, wide)
+    if MOMENTUM:
+        velocity = taken(held_bar, row * PARTS * WIDTH + 2 * WIDTH, state_room, state_loaded, 1, wide)
+        velocity_2 = taken(held_bar, row * PARTS * WIDTH + 3 * WIDTH, state_room, state_loaded, 0, wide)
+    next_ones = coefficients_of(
+        (row * chunks + chunks - 1) * CHUNK, end_written, end_velocity_written, kept, carried, scales, threshold,
+        CHUNK, MOMENTUM, HUBER,
+    )
+
+    for back in range(chunks):
+        chunk = row * chunks + chunks - 1 - back
+        here, copy, end = chunk * CHUNK, chunk * PARTS * WIDTH, chunk * CHUNK + CHUNK - 1
+        phase = back & 1
+        mbarrier.expect(early, NARROW_BYTES + 3 * WIDE_BYTES)
+        tma.async_copy_global_to_shared(keys, [here, 0], early, key_room)
+        tma.async_copy_global_to_shared(returned_bar, [here, 0], early, units.index(0))
+        tma.async_copy_global_to_shared(slopes, [here, 0], early, units.index(1))
+        tma.async_copy_global_to_shared(bends, [here, 0], early, units.index(2))
+        mbarrier.expect(middle, WIDE_BYTES + copies.block_type.nbytes)
+        tma.async_copy_global_to_shared(inputs, [here, 0], middle, input_room)
+        tma.async_copy_global_to_shared(copies, [copy + WIDTH, 0], middle, second_room)
+        mbarrier.expect(norms, 4 * NARROW_BYTES)
+        tma.async_copy_global_to_shared(last_errors_bar, [here, 0], norms, outputs.index(0))
+        tma.async_copy_global_to_shared(values, [here, 0], norms, outputs.index(1))
+        tma.async_copy_global_to_shared(normals, [here, 0], norms, normal_room)
+        tma.async_copy_global_to_shared(last_errors, [here, 0], norms, error_room)
+        keep = gl.load(kept + end)
+        for part in gl.static_range(6):
+            coefficients.index(part).store(next_ones[part])
+        following = here - CHUNK if back + 1 < chunks else here
+        next_ones = coefficients_of(
+            following, end_written, end_velocity_written, kept, carried, scales, threshold, CHUNK, MOMENTUM, HUBER
+        )
+
+        # Operands, which are also what each chunk ended with.
+        tma.store_wait(0)
+        matrices.index(0).store(first.to(low))
+        matrices.index(1).store(second.to(low))
+        if MOMENTUM:
+            matrices.index(2).store(velocity.to(low))
+            matrices.index(3).store(velocity_2.to(low))
+            carry, velocity_keep = gl.load(carried + end), gl.load(end_velocity_kept + end)
+        fence_async_shared()
+        for part in gl.static_range(PARTS):
+            tma.async_copy_shared_to_global(copies_bar, [copy + part * WIDTH, 0], matrices.index(part))
+
+        # Through the step of the first matrix, and before the slope of its errors.
+        mbarrier.wait(early, phase)
+        key_left = key_room.load(left_wide).to(gl.float32)
+        bar = units.index(0).load(wide).to(gl.float32)
+        key_written = (key_left * -coefficients.index(0).load(left_down)[:, None]).to(low)
+        bar = warpgroup_mma(key_written, matrices.index(0), bar, is_async=True)
+        if MOMENTUM:
+            key_faster = (key_left * -coefficients.index(1).load(left_down)[:, None]).to(low)
+            bar = warpgroup_mma(key_faster, matrices.index(2), bar, is_async=True)
+            bar = warpgroup_mma_wait(0, [bar, key_written, key_faster])[0]
+        else:
+            bar = warpgroup_mma_wait(0, [bar, key_written])[0]
+        units.index(2).store((bar * units.index(2).load(wide).to(gl.float32)).to(low))
+        u_bar = (bar * units.index(1).load(wide).to(gl.float32)).to(low)
+        tma.store_wait(0)
+        u_room.store(u_bar)
+        fence_async_shared()
+        tma.async_copy_shared_to_global(returned_bar, [here, 0], u_room)
+        mbarrier.expect(late, 3 * WIDE_BYTES)
+        tma.async_copy_global_to_shared(hidden_bar, [here, 0], late, units.index(0))
+        tma.async_copy_global_to_shared(read_inputs, [here, 0], late, read_input_room)
+        tma.async_copy_global_to_shared(read_outputs_bar, [here, 0], late, read_room)
+
+        # Through that of the second, and through the last errors, taken at the chunk's start.
+        mbarrier.wait(middle, phase)
+        nothing = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
+        direct = warpgroup_mma(input_room, matrices.index(1).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        if MOMENTUM:
+            more_2 = warpgroup_mma(input_room, matrices.index(3).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        error_bar = warpgroup_mma(u_room, second_room.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        if ANCHOR:
+            error_bar = warpgroup_mma(u_room, anchor_room.permute((1, 0)), error_bar, is_async=True)
+        mbarrier.wait(norms, phase)
+        if MOMENTUM:
+            direct, more_2, error_bar = warpgroup_mma_wait(0, [direct, more_2, error_bar])
+            error_bar -= more_2 * coefficients.index(1).load(down)[:, None]
+        else:
+            direct, error_bar = warpgroup_mma_wait(0, [direct, error_bar])
+        error_bar -= direct * coefficients.index(0).load(down)[:, None]
+        error_bar += outputs.index(0).load(narrow).to(gl.float32)
+        normal = normal_room.load(narrow).to(gl.float32)
+        value, key = outputs.index(1).load(narrow).to(gl.float32), key_room.load(narrow).to(gl.float32)
+        g, s = lent.index(0).load(across)[None, :], lent.index(1).load(across)[None, :]
+        scale, limit = coefficients.index(4).load(down)[:, None], coefficients.index(5).load(down)[:, None]
+        output_bar, _, _, _ = through_last_error(
+            error_bar, normal, scale, key, value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1
+        )
+        error_bar_room.store(error_bar.to(low))
+        normal_room.store(output_bar.to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(errors_bar, [here, 0], error_bar_room)
+        mbarrier.expect(last, 2 * NARROW_BYTES)
+        tma.async_copy_global_to_shared(queries, [here, 0], last, outputs.index(0))
+        tma.async_copy_global_to_shared(read_last_bar, [here, 0], last, outputs.index(1))
+
+        # Before the activation.
+        error = error_room.load(left_wide).to(gl.float32)
+        written = (error * -coefficients.index(0).load(left_down)[:, None]).to(low)
+        mbarrier.wait(late, phase)
+        x_bar = units.index(0).load(wide).to(gl.float32)
+        x_bar = warpgroup_mma(normal_room, second_room, x_bar, is_async=True)
+        if ANCHOR:
+            x_bar = warpgroup_mma(normal_room, anchor_room, x_bar, is_async=True)
+        x_bar = warpgroup_mma(written, matrices.index(1), x_bar, is_async=True)
+        if MOMENTUM:
+            written_2 = (error * -coefficients.index(1).load(left_down)[:, None]).to(low)
+            x_bar = warpgroup_mma(written_2, matrices.index(3), x_bar, is_async=True)
+            x_bar = warpgroup_mma_wait(0, [x_bar, written, written_2])[0]
+        else:
+            x_bar = warpgroup_mma_wait(0, [x_bar, written])[0]
+        x_bar = x_bar * units.index(1).load(wide).to(gl.float32) + units.index(2).load(wide).to(gl.float32)
+        units.index(0).store(x_bar.to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(hidden_bar, [here, 0], units.index(0))
+
+        # The adjoints of what was held at the chunk's start.
+        mbarrier.wait(last, phase)
+        share = coefficients.index(2).load(left_across)[None, :]
+        query = outputs.index(0).permute((1, 0)).load(left_wide).to(gl.float32)
+        last_bar = outputs.index(1).permute((1, 0)).load(left_wide).to(gl.float32)
+        if MOMENTUM:
+            carry_share = coefficients.index(3).load(left_across)[None, :]
+            velocity, velocity_2 = velocity * velocity_keep + first * carry, velocity_2 * velocity_keep + second * carry
+            query_2, last_2 = (query * carry_share).to(low), (last_bar * carry_share).to(low)
+            velocity = warpgroup_mma(query_2, read_room, velocity, is_async=True)
+            velocity_2 = warpgroup_mma(last_2, read_input_room, velocity_2, is_async=True)
+            velocity, velocity_2 = warpgroup_mma_wait(0, [velocity, velocity_2, query_2, last_2])[:2]
+        first, second = first * keep, second * keep
+        query, last_bar = (query * share).to(low), (last_bar * share).to(low)
+        first = warpgroup_mma(query, read_room, first, is_async=True)
+        second = warpgroup_mma(last_bar, read_input_room, second, is_async=True)
+        first = warpgroup_mma(key_room.permute((1, 0)), units.index(0), first, is_async=True)
+        second = warpgroup_mma(normal_room.permute((1, 0)), input_room, second, is_async=True)
+        second = warpgroup_mma(error_room.permute((1, 0)), u_room, second, is_async=True)
+        first, second = warpgroup_mma_wait(0, [first, second, query, last_bar])[:2]
+    tma.store_wait(0)
+    left(held_bar, row * PARTS * WIDTH, state_room, first)
+    left(held_bar, row * PARTS * WIDTH + WIDTH, state_room, second)
+    if MOMENTUM:
+        left(held_bar, row * PARTS * WIDTH + 2 * WIDTH, state_room, velocity)
+        left(held_bar, row * PARTS * WIDTH + 3 * WIDTH, state_room, velocity_2)
+
+
+@gluon.jit
+def coefficients_of(
+    token, end_written, end_velocity_written, kept, carried, scales, threshold, CHUNK: gl.constexpr,
+    MOMENTUM: gl.constexpr, HUBER: gl.constexpr,
+):
+    """Of a chunk that begins with `token`; what there is not is replaced by what there is."""
+    token += gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [8], [0]))
+    write, share, scale = gl.load(end_written + token), gl.load(kept + token), gl.load(scales + token)
+    faster = gl.load(end_velocity_written + token) if MOMENTUM else write
+    carry = gl.load(carried + token) if MOMENTUM else write
+    return write, faster, share, carry, scale, gl.load(threshold + token) if HUBER else write
