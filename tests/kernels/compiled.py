@@ -1,36 +1,55 @@
-"""Compiles what a memory would launch, for a GPU that need not be there; prints the names of the kernels as JSON.
+"""Compiles what memories would launch, for a GPU that need not be there; prints the names of the kernels as JSON.
 
     python -m tests.kernels.compiled mlp 90
 
-The interpreter lets pass what a compiler does not: names that change their type in a loop, shapes that do not fit.
+The interpreter lets pass what a compiler does not: names that change their type in a loop, shapes that do not fit. And
+a compiler lets pass what it should not: see `machine_code`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, memorize
+from tests.kernels.machine_code import overwritten
+from tests.memory.cases import Fields
 
 HEADS, TIME, WIDTH, HIDDEN = 2, 128, 64, 128
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
+WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial", "chunk": 64}
+BIASES: list[Fields] = [
+    {"bias": "lp", "p": 3},
+    {"bias": "lp", "p": 1.5},
+    *({"bias": "huber", "huber_form": form} for form in ("norm", "coordinate", "switch")),
+]
 SPECS = {
-    "mlp": MemorySpec(norm=True, residual=True, decay_to="initial", chunk=64),
-    "stale": MemorySpec(structure="linear", norm=True, residual=True, decay_to="initial", chunk=64),
-    "exact": MemorySpec(structure="linear", chunk=1, tile=64),
+    "mlp": [MemorySpec(**WHOLE)],
+    "mlp,descent": [MemorySpec(rule="gradient-descent", chunk=64)],
+    "stale": [MemorySpec(**WHOLE, structure="linear")],
+    "exact": [MemorySpec(structure="linear", chunk=1, tile=64)],
+    "biases": [MemorySpec(**WHOLE, **bias, structure=structure) for bias in BIASES for structure in ("mlp", "linear")],
 }
+TRANSLATED = {"biases"}
+"""As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
+
+Step = Callable[[ASTSource, GPUTarget, dict[str, Any]], None]
 
 
-def compile_instead(target: GPUTarget, seen: set[str]) -> Any:
+def compile_instead(step: Step, target: GPUTarget, seen: set[str]) -> Any:
     """What stands for a launch."""
 
     def launch(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -39,10 +58,36 @@ def compile_instead(target: GPUTarget, seen: set[str]) -> Any:
         options = {name: value for name, value in named.items() if name not in names}
         constants = {name: value for name, value in given.items() if is_constant(kernel, name, value)}
         signature = {name: "constexpr" if name in constants else typed(given[name]) for name in names}
-        triton.compile(ASTSource(kernel, signature, constexprs=constants), target=target, options=options)
+        step(ASTSource(kernel, signature, constexprs=constants), target, options)
         seen.add(kernel.fn.__name__)
 
     return launch
+
+
+def compiled(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> None:
+    """To machine code, in which first operands survive their loops."""
+    made = triton.compile(source, target=target, options=options)
+    require_32_bits(source, made.asm["ttir"])
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "cubin")
+        cubin.write_bytes(made.asm["cubin"])
+        lost = overwritten(cubin)
+    assert not lost, f"{source.name}: first operands that a loop overwrites: {lost}"
+
+
+def translated(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> None:
+    """To Triton's intermediate language."""
+    context, backend = ir.context(), make_backend(target)
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    chosen = backend.parse_options(options)
+    functions, modules = backend.get_codegen_implementation(chosen), backend.get_module_map()
+    require_32_bits(source, str(source.make_ir(target, chosen, functions, modules, context)))
+
+
+def require_32_bits(source: ASTSource, text: str) -> None:
+    """Numbers of 64 bits come of constants that 32 do not hold, unasked."""
+    assert "f64" not in text, f"{source.name} computes in 64 bits"
 
 
 def is_constant(kernel: Any, name: str, value: Any) -> bool:
@@ -57,21 +102,31 @@ def typed(value: Any) -> str:
 
 def run(spec: MemorySpec) -> None:
     """A memory in bfloat16, there and back; the numbers mean nothing."""
+
+    def gate() -> Tensor:
+        return torch.rand(1, HEADS, TIME).requires_grad_()
+
     rows = [torch.randn(1, HEADS, TIME, WIDTH).bfloat16().requires_grad_() for _ in range(3)]
-    gates = Gates(*(torch.rand(1, HEADS, TIME).requires_grad_() for _ in range(3)))
+    momentum, threshold = gate() if spec.has_momentum else None, gate() if spec.bias == "huber" else None
     shapes = [(WIDTH, WIDTH)] if spec.structure == "linear" else [(WIDTH, HIDDEN), (HIDDEN, WIDTH)]
     weights = tuple(torch.randn(1, HEADS, *shape) for shape in shapes)
-    memory = Memory(weights, tuple(torch.zeros_like(matrix) for matrix in weights))
+    memory = Memory(weights, tuple(map(torch.zeros_like, weights)) if spec.has_momentum else None)
     gain, shift = torch.ones(HEADS, WIDTH).requires_grad_(), torch.zeros(HEADS, WIDTH).requires_grad_()
     initial = tuple(matrix[0].clone().requires_grad_() for matrix in weights)
-    reads, _ = memorize(rows[0], rows[1], rows[2], gates, memory, spec, "kernel", Outer(gain, shift, initial))
+    outer = Outer(
+        gain if spec.norm else None, shift if spec.norm else None, initial if spec.decay_to == "initial" else None
+    )
+    gates = Gates(gate(), gate(), momentum, threshold)
+    reads, _ = memorize(rows[0], rows[1], rows[2], gates, memory, spec, "kernel", outer)
     reads.float().sum().backward()
 
 
 def main() -> None:
     seen: set[str] = set()
-    JITFunction.run = compile_instead(GPUTarget("cuda", int(sys.argv[2]), 32), seen)
-    run(SPECS[sys.argv[1]])
+    asked, target = sys.argv[1], GPUTarget("cuda", int(sys.argv[2]), 32)
+    JITFunction.run = compile_instead(translated if asked in TRANSLATED else compiled, target, seen)
+    for spec in SPECS[asked]:
+        run(spec)
     sys.stdout.write(json.dumps(sorted(seen)))
 
 

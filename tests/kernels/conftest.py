@@ -8,13 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.kernels import record
+from lockstep.kernels import fla, record
 
 
 @pytest.fixture(autouse=True)
 def own_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs here is nobody else's backend."""
-    monkeypatch.setattr(record, "_ran", set())
+    for ran in (record, fla):
+        monkeypatch.setattr(ran, "_ran", set())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cuda_on_the_way_back() -> None:
+    """torch runs derivatives in a thread of its own, and warns where the first it does there is a matrix product."""
+    if torch.cuda.is_available():
+        torch.ones(1, device="cuda", requires_grad=True).square().sum().backward()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -87,4 +87,5 @@ def used(row: Tensor, outputs: tuple[Tensor, Tensor], weights: list[Tensor]) -> 
 
 
 def far(one: Tensor, other: Tensor) -> float:
-    return float((one - other.float()).abs().max() / one.abs().max())
+    one, other = one.detach(), other.detach().float()
+    return float((one - other).abs().max() / one.abs().max())

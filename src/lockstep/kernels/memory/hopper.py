@@ -1,8 +1,8 @@
-"""When the kernels of Hopper are used, and tensors as they take them."""
+"""When the kernels for Hopper are used, and how they are started, by the names that `launches` has."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -10,11 +10,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from lockstep.kernels.memory.call import Back, Chunks, EndBar, ReadBar, Rewritten, Written
+from lockstep.kernels.memory.coefficients import Coefficients
 from lockstep.kernels.memory.hopper_chain import chain_backward_kernel, chain_kernel
-
-if TYPE_CHECKING:
-    from lockstep.kernels.memory.coefficients import Coefficients
-    from lockstep.kernels.memory.mlp import Back, Chunks, Written
+from lockstep.kernels.memory.hopper_reading import read_backward_kernel
+from lockstep.kernels.memory.hopper_settling import settle_kernel
+from lockstep.kernels.memory.launches import read as read  # these two are the same everywhere
+from lockstep.kernels.memory.launches import rewrite as rewrite
 
 WIDTH, HIDDEN, CHUNK = 64, 128, 64
 """The one size they are written for: what an expansion of two makes of heads of 64."""
@@ -32,13 +34,13 @@ def suited(run: Chunks) -> bool:
     )
 
 
-def sheets(*tensors: Tensor | None) -> list[TensorDescriptor | None]:
+def sheets(*tensors: Tensor | None, columns: int = HIDDEN) -> list[TensorDescriptor | None]:
     """The last dimension across, all others down, in tiles of a chunk or a matrix, which have as many rows."""
-    return [None if x is None else sheet(x) for x in tensors]
+    return [None if x is None else sheet(x, min(columns, x.shape[-1])) for x in tensors]
 
 
-def sheet(x: Tensor) -> TensorDescriptor:
-    shape = [CHUNK, x.shape[-1]]
+def sheet(x: Tensor, columns: int) -> TensorDescriptor:
+    shape = [CHUNK, columns]
     layout = gl.NVMMASharedLayout.get_default_for(shape, gl.float32 if x.dtype == torch.float32 else gl.bfloat16)
     return TensorDescriptor.from_tensor(x.view(-1, x.shape[-1]), shape, layout)
 
@@ -48,16 +50,13 @@ def constants(run: Chunks) -> dict[str, Any]:
     return run.memory | sizes | {"num_warps": 8}
 
 
-def walk(
-    run: Chunks,
-    found: Coefficients,
-    held: Tensor,
-    copies: Tensor,
-    inputs: Tensor,
-    first_errors: Tensor,
-    last_errors: Tensor,
-) -> None:
-    """From the first chunk to the last; `held` is replaced, what follows it is filled."""
+def programs(run: Chunks) -> tuple[int]:
+    """One for each multiprocessor, where chunks are side by side."""
+    properties = torch.cuda.get_device_properties(run.tokens.keys.device)
+    return (min(properties.multi_processor_count, run.rows * run.chunks),)
+
+
+def walk(run: Chunks, found: Coefficients, held: Tensor, copies: Tensor, wrote: Written) -> None:
     tokens = run.tokens
     chain_kernel[(run.rows,)](
         *sheets(tokens.keys, tokens.values),
@@ -65,8 +64,35 @@ def walk(
         tokens.gain,
         tokens.shift,
         *found.ends,
-        *sheets(tokens.anchors, held, copies, inputs, first_errors, last_errors),
+        *sheets(tokens.anchors, held, copies, *wrote),
         *run.sizes,
+        **constants(run),
+    )
+
+
+def read_back(
+    run: Chunks,
+    found: Coefficients,
+    copies: Tensor,
+    wrote: Written,
+    reads_bar: Tensor,
+    bars: Back,
+    read_bar: ReadBar,
+) -> None:
+    tokens = run.tokens
+    read_backward_kernel[programs(run)](
+        *sheets(tokens.queries, tokens.keys, reads_bar),
+        tokens.gain,
+        found.kept,
+        found.carried,
+        *sheets(found.written, tokens.anchors, copies, *wrote, *bars, read_bar.keys, read_bar.queries),
+        read_bar.kept,
+        read_bar.carried,
+        *sheets(read_bar.written),
+        read_bar.gain,
+        read_bar.shift,
+        *run.sizes,
+        run.rows * run.chunks,
         **constants(run),
     )
 
@@ -75,13 +101,12 @@ def walk_back(
     run: Chunks,
     found: Coefficients,
     copies: Tensor,
-    made: Written,
+    made: Rewritten,
     bars: Back,
     errors_bar: Tensor,
     copies_bar: Tensor,
     held_bar: Tensor,
 ) -> None:
-    """From the last chunk to the first; the last three arguments, and some of `bars`, are filled."""
     tokens = run.tokens
     chain_backward_kernel[(run.rows,)](
         *sheets(tokens.queries, tokens.keys, tokens.values),
@@ -93,5 +118,35 @@ def walk_back(
         made.scales,
         *sheets(*bars, errors_bar, copies_bar, held_bar),
         *run.sizes,
+        **constants(run),
+    )
+
+
+def settle(
+    run: Chunks,
+    found: Coefficients,
+    copies: Tensor,
+    made: Rewritten,
+    hidden_bar: Tensor,
+    copies_bar: Tensor,
+    errors_bar: Tensor,
+    keys_bar: Tensor,
+    end_bar: EndBar,
+) -> None:
+    tokens = run.tokens
+    settle_kernel[programs(run)](
+        *sheets(tokens.keys, tokens.values),
+        tokens.threshold,
+        tokens.gain,
+        tokens.shift,
+        found.end_written,
+        found.end_velocity_written,
+        *sheets(tokens.anchors, copies, made.inputs, made.first_errors, columns=HIDDEN // 2),
+        *sheets(made.last_errors, made.normals),
+        made.scales,
+        *sheets(errors_bar, hidden_bar, copies_bar, keys_bar, end_bar.values, columns=HIDDEN // 2),
+        *end_bar[1:],
+        *run.sizes,
+        run.rows * run.chunks,
         **constants(run),
     )

@@ -298,7 +298,13 @@ def chain_backward_kernel(
     loaded = gl.allocate_shared_memory(gl.int64, [6, 1], mbarrier.MBarrierLayout())
     for barrier in gl.static_range(6):
         mbarrier.init(loaded.index(barrier), count=1)
-    early, middle, norms, late, last = loaded.index(0), loaded.index(1), loaded.index(2), loaded.index(3), loaded.index(4)
+    early, middle, norms, late, last = (
+        loaded.index(0),
+        loaded.index(1),
+        loaded.index(2),
+        loaded.index(3),
+        loaded.index(4),
+    )
     state_loaded = loaded.index(5)
     fence_async_shared()
     if ANCHOR:
@@ -316,8 +322,16 @@ def chain_backward_kernel(
         velocity = taken(held_bar, row * PARTS * WIDTH + 2 * WIDTH, state_room, state_loaded, 1, wide)
         velocity_2 = taken(held_bar, row * PARTS * WIDTH + 3 * WIDTH, state_room, state_loaded, 0, wide)
     next_ones = coefficients_of(
-        (row * chunks + chunks - 1) * CHUNK, end_written, end_velocity_written, kept, carried, scales, threshold,
-        CHUNK, MOMENTUM, HUBER,
+        (row * chunks + chunks - 1) * CHUNK,
+        end_written,
+        end_velocity_written,
+        kept,
+        carried,
+        scales,
+        threshold,
+        CHUNK,
+        MOMENTUM,
+        HUBER,
     )
 
     for back in range(chunks):
@@ -462,8 +476,16 @@ def chain_backward_kernel(
 
 @gluon.jit
 def coefficients_of(
-    token, end_written, end_velocity_written, kept, carried, scales, threshold, CHUNK: gl.constexpr,
-    MOMENTUM: gl.constexpr, HUBER: gl.constexpr,
+    token,
+    end_written,
+    end_velocity_written,
+    kept,
+    carried,
+    scales,
+    threshold,
+    CHUNK: gl.constexpr,
+    MOMENTUM: gl.constexpr,
+    HUBER: gl.constexpr,
 ):
     """Of a chunk that begins with `token`; what there is not is replaced by what there is."""
     token += gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [8], [0]))

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.kernels.memory.mlp import Chunks, Tokens, backward, forward
+from lockstep.kernels.memory.call import Chunks, Tokens
+from lockstep.kernels.memory.mlp import backward, forward
 from lockstep.kernels.record import record
 
 NAME = "memory"

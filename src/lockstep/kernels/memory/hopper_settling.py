@@ -1,0 +1,269 @@
+"""What is left when the adjoints of every chunk's end are known, on Hopper, in Gluon: `settling` says what is computed.
+
+As many programs as there are multiprocessors, each with its share of the chunks one after the other. Half of the hidden
+units at a time: while one matrix's tiles are multiplied, the other's are on their way.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from lockstep.kernels.memory.heads import through_last_error
+
+
+@gluon.jit
+def settle_kernel(
+    keys,  # [rows × time, WIDTH]
+    values,
+    threshold,  # [rows, time]
+    gain,  # [heads, WIDTH]
+    shift,
+    end_written,  # [rows, time]
+    end_velocity_written,
+    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN], in halves, as all that is so wide
+    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs,  # [rows × time, HIDDEN]
+    first_errors,
+    last_errors,  # [rows × time, WIDTH]
+    normals,
+    scales,  # [rows, time]
+    errors_bar,  # [rows × time, WIDTH]: of the last errors; out: of the last outputs
+    hidden_bar,  # [rows × time, HIDDEN]
+    copies_bar,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    keys_bar,  # [rows × time, WIDTH]: by reads; out: all of it
+    values_bar,
+    threshold_bar,  # [rows, time]
+    gain_bar,  # [rows, chunks, WIDTH]
+    shift_bar,
+    end_kept_bar,  # [rows, chunks]
+    end_carried_bar,
+    end_written_bar,  # [rows, time]
+    end_velocity_kept_bar,  # [rows, chunks]
+    end_velocity_written_bar,  # [rows, time]
+    heads,
+    anchor_rows,
+    chunks,
+    total,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    MOMENTUM: gl.constexpr,
+    ANCHOR: gl.constexpr,
+    NORM: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+    BIAS: gl.constexpr,
+    P: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+) -> None:
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    down: gl.constexpr = gl.SliceLayout(1, layout)
+    across: gl.constexpr = gl.SliceLayout(0, layout)
+    low: gl.constexpr = keys.dtype
+    HUBER: gl.constexpr = BIAS != "l2" and BIAS != "lp"
+    tokens = gl.allocate_shared_memory(low, [4, CHUNK, WIDTH], keys.layout)
+    outputs = gl.allocate_shared_memory(low, [5, CHUNK, WIDTH], keys.layout)
+    firsts = gl.allocate_shared_memory(low, [7 if MOMENTUM else 5, CHUNK, HIDDEN // 2], inputs.layout)
+    seconds = gl.allocate_shared_memory(low, [5 if MOMENTUM else 3, CHUNK, HIDDEN // 2], inputs.layout)
+    loaded = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
+    for barrier in gl.static_range(5):
+        mbarrier.init(loaded.index(barrier), count=1)
+    fence_async_shared()
+
+    programs = gl.num_programs(0)
+    begin, end = gl.program_id(0) * total // programs, (gl.program_id(0) + 1) * total // programs
+    fetch_tokens(keys, last_errors, tokens, loaded, begin, 0, begin < end, CHUNK)
+    fetch_outputs(values, normals, errors_bar, keys_bar, outputs, loaded.index(2), begin, begin < end, CHUNK)
+    fetch_first(
+        anchors, copies, copies_bar, first_errors, hidden_bar, firsts, loaded.index(3), begin, 0, begin < end,
+        (begin // chunks) % anchor_rows, CHUNK, WIDTH, HIDDEN, MOMENTUM, ANCHOR,
+    )  # fmt: skip
+    fetch_second(
+        copies, copies_bar, inputs, seconds, loaded.index(4), begin, 0, begin < end, CHUNK, WIDTH, HIDDEN, MOMENTUM
+    )
+    for chunk in range(begin, end):
+        row, here, turn = chunk // chunks, chunk * CHUNK, chunk - begin
+        more, zero = chunk + 1 < end, chunk >> 31
+        token, place = here + gl.arange(0, CHUNK, down), gl.arange(0, WIDTH, across)
+        write, scale = gl.load(end_written + token), gl.load(scales + token)[:, None]
+        faster = gl.load(end_velocity_written + token) if MOMENTUM else write
+        limit = gl.load(threshold + token)[:, None] if HUBER else 0.0
+        g = gl.load(gain + (row % heads) * WIDTH + place)[None, :] if NORM else 1.0
+        s = gl.load(shift + (row % heads) * WIDTH + place)[None, :] if NORM else 0.0
+        fetch_tokens(keys, last_errors, tokens, loaded, chunk + 1, (turn + 1) & 1, more, CHUNK)
+
+        # Through the last error.
+        mbarrier.wait(loaded.index(turn & 1), (turn >> 1) & 1)
+        mbarrier.wait(loaded.index(2), turn & 1)
+        key_room, error_room = tokens.index(2 * (turn & 1)), tokens.index(2 * (turn & 1) + 1)
+        key, value = key_room.load(layout).to(gl.float32), outputs.index(zero).load(layout).to(gl.float32)
+        normal, error_bar = (
+            outputs.index(zero + 1).load(layout).to(gl.float32),
+            outputs.index(zero + 2).load(layout).to(gl.float32),
+        )
+        output_bar, loss_bar, gains_bar, limits_bar = through_last_error(
+            error_bar, normal, scale, key, value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1
+        )
+        key_bar = outputs.index(zero + 3).load(layout).to(gl.float32)
+        outputs.index(zero).store((-loss_bar).to(low))
+        outputs.index(zero + 2).store(output_bar.to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(values_bar, [here, 0], outputs.index(zero))
+        tma.async_copy_shared_to_global(errors_bar, [here, 0], outputs.index(zero + 2))
+        if NORM:
+            gl.store(gain_bar + chunk * WIDTH + place, gl.sum(gains_bar, 0))
+            gl.store(shift_bar + chunk * WIDTH + place, gl.sum(loss_bar, 0))
+        if HUBER:
+            gl.store(threshold_bar + token, gl.sum(limits_bar, 1))
+        if RESIDUAL:
+            key_bar += loss_bar
+
+        # Keys; how much was written; and how much was kept and carried on. Sums are left to the end.
+        write_bar = gl.zeros([CHUNK, WIDTH], gl.float32, layout)
+        keep_bar = gl.zeros([WIDTH, HIDDEN // 2], gl.float32, layout)
+        faster_bar, carry_bar, velocity_keep_bar = write_bar, keep_bar, keep_bar
+        none = gl.zeros([CHUNK, WIDTH], gl.float32, layout)
+        for half in gl.static_range(2):
+            following = chunk if half == 0 else chunk + 1
+            wanted = True if half == 0 else more
+            mbarrier.wait(loaded.index(3), half)
+            error_left = firsts.index(zero + 2).load(left).to(gl.float32)
+            error_write = (error_left * -gl.convert_layout(write, gl.SliceLayout(1, left))[:, None]).to(low)
+            through = warpgroup_mma(key_room, firsts.index(zero + 1), none, use_acc=False, is_async=True)
+            if MOMENTUM:
+                through_velocity = warpgroup_mma(key_room, firsts.index(zero + 6), none, use_acc=False, is_async=True)
+            key_bar = warpgroup_mma(firsts.index(zero + 3), firsts.index(zero).permute((1, 0)), key_bar, is_async=True)
+            if ANCHOR:
+                key_bar = warpgroup_mma(
+                    firsts.index(zero + 3), firsts.index(zero + 4).permute((1, 0)), key_bar, is_async=True
+                )
+            key_bar = warpgroup_mma(error_write, firsts.index(zero + 1).permute((1, 0)), key_bar, is_async=True)
+            held, bar = (
+                firsts.index(zero).load(layout).to(gl.float32),
+                firsts.index(zero + 1).load(layout).to(gl.float32),
+            )
+            keep_bar += held * bar
+            if MOMENTUM:
+                error_faster = (error_left * -gl.convert_layout(faster, gl.SliceLayout(1, left))[:, None]).to(low)
+                key_bar = warpgroup_mma(error_faster, firsts.index(zero + 6).permute((1, 0)), key_bar, is_async=True)
+                held = firsts.index(zero + 5).load(layout).to(gl.float32)
+                carry_bar += held * bar
+                velocity_keep_bar += held * firsts.index(zero + 6).load(layout).to(gl.float32)
+                through, through_velocity, key_bar = warpgroup_mma_wait(
+                    0, [through, through_velocity, key_bar, error_write, error_faster]
+                )[:3]
+            else:
+                through, key_bar = warpgroup_mma_wait(0, [through, key_bar, error_write])[:2]
+            error = firsts.index(zero + 2).load(layout).to(gl.float32)
+            write_bar -= through * error
+            if MOMENTUM:
+                faster_bar -= through_velocity * error
+            fetch_first(
+                anchors, copies, copies_bar, first_errors, hidden_bar, firsts, loaded.index(3), following, 1 - half,
+                wanted, (following // chunks) % anchor_rows, CHUNK, WIDTH, HIDDEN, MOMENTUM, ANCHOR,
+            )  # fmt: skip
+
+            mbarrier.wait(loaded.index(4), half)
+            through = warpgroup_mma(
+                seconds.index(zero + 2), seconds.index(zero + 1).permute((1, 0)), none, use_acc=False, is_async=True
+            )
+            if MOMENTUM:
+                through_velocity = warpgroup_mma(
+                    seconds.index(zero + 2), seconds.index(zero + 4).permute((1, 0)), none, use_acc=False, is_async=True
+                )
+            held, bar = (
+                seconds.index(zero).load(layout).to(gl.float32),
+                seconds.index(zero + 1).load(layout).to(gl.float32),
+            )
+            keep_bar += held * bar
+            error = error_room.load(layout).to(gl.float32)
+            if MOMENTUM:
+                held = seconds.index(zero + 3).load(layout).to(gl.float32)
+                carry_bar += held * bar
+                velocity_keep_bar += held * seconds.index(zero + 4).load(layout).to(gl.float32)
+                through, through_velocity = warpgroup_mma_wait(0, [through, through_velocity])
+                faster_bar -= through_velocity * error
+            else:
+                through = warpgroup_mma_wait(0, [through])
+            write_bar -= through * error
+            fetch_second(
+                copies, copies_bar, inputs, seconds, loaded.index(4), following, 1 - half, wanted, CHUNK, WIDTH,
+                HIDDEN, MOMENTUM,
+            )  # fmt: skip
+            if half == 0:
+                tma.store_wait(0)
+                fetch_outputs(values, normals, errors_bar, keys_bar, outputs, loaded.index(2), chunk + 1, more, CHUNK)
+        outputs.index(zero + 4).store(key_bar.to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(keys_bar, [here, 0], outputs.index(zero + 4))
+        gl.store(end_written_bar + token, gl.sum(write_bar, 1))
+        gl.store(end_kept_bar + chunk, gl.sum(gl.sum(keep_bar, 1), 0))
+        if MOMENTUM:
+            gl.store(end_velocity_written_bar + token, gl.sum(faster_bar, 1))
+            gl.store(end_carried_bar + chunk, gl.sum(gl.sum(carry_bar, 1), 0))
+            gl.store(end_velocity_kept_bar + chunk, gl.sum(gl.sum(velocity_keep_bar, 1), 0))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def fetch_tokens(keys, last_errors, tokens, loaded, chunk, slot, wanted, CHUNK: gl.constexpr) -> None:
+    """Keys and last errors, which are wanted all along, into one of two slots."""
+    barrier, here = loaded.index(slot), chunk * CHUNK
+    mbarrier.expect(barrier, 2 * keys.block_type.nbytes, pred=wanted)
+    tma.async_copy_global_to_shared(keys, [here, 0], barrier, tokens.index(2 * slot), pred=wanted)
+    tma.async_copy_global_to_shared(last_errors, [here, 0], barrier, tokens.index(2 * slot + 1), pred=wanted)
+
+
+@gluon.jit
+def fetch_outputs(values, normals, errors_bar, keys_bar, outputs, loaded, chunk, wanted, CHUNK: gl.constexpr) -> None:
+    """What the last error takes, and the adjoints of keys so far."""
+    here = chunk * CHUNK
+    mbarrier.expect(loaded, 4 * values.block_type.nbytes, pred=wanted)
+    tma.async_copy_global_to_shared(values, [here, 0], loaded, outputs.index(0), pred=wanted)
+    tma.async_copy_global_to_shared(normals, [here, 0], loaded, outputs.index(1), pred=wanted)
+    tma.async_copy_global_to_shared(errors_bar, [here, 0], loaded, outputs.index(2), pred=wanted)
+    tma.async_copy_global_to_shared(keys_bar, [here, 0], loaded, outputs.index(3), pred=wanted)
+
+
+@gluon.jit
+def fetch_first(
+    anchors, copies, copies_bar, first_errors, hidden_bar, firsts, loaded, chunk, half, wanted, anchor,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, HIDDEN: gl.constexpr, MOMENTUM: gl.constexpr, ANCHOR: gl.constexpr,
+) -> None:  # fmt: skip
+    """What half a chunk takes of the first matrix: itself, its adjoint, errors, their adjoint; anchor; velocities."""
+    unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH
+    tiles: gl.constexpr = 4 + (1 if ANCHOR else 0) + (2 if MOMENTUM else 0)
+    mbarrier.expect(loaded, tiles * copies.block_type.nbytes, pred=wanted)
+    tma.async_copy_global_to_shared(copies, [copy, unit], loaded, firsts.index(0), pred=wanted)
+    tma.async_copy_global_to_shared(copies_bar, [copy, unit], loaded, firsts.index(1), pred=wanted)
+    tma.async_copy_global_to_shared(first_errors, [here, unit], loaded, firsts.index(2), pred=wanted)
+    tma.async_copy_global_to_shared(hidden_bar, [here, unit], loaded, firsts.index(3), pred=wanted)
+    if ANCHOR:
+        tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH, unit], loaded, firsts.index(4), pred=wanted)
+    if MOMENTUM:
+        tma.async_copy_global_to_shared(copies, [copy + 2 * WIDTH, unit], loaded, firsts.index(5), pred=wanted)
+        tma.async_copy_global_to_shared(copies_bar, [copy + 2 * WIDTH, unit], loaded, firsts.index(6), pred=wanted)
+
+
+@gluon.jit
+def fetch_second(
+    copies, copies_bar, inputs, seconds, loaded, chunk, half, wanted, CHUNK: gl.constexpr, WIDTH: gl.constexpr,
+    HIDDEN: gl.constexpr, MOMENTUM: gl.constexpr,
+) -> None:  # fmt: skip
+    """What it takes of the second: itself, its adjoint, inputs; velocities."""
+    unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH + WIDTH
+    mbarrier.expect(loaded, (5 if MOMENTUM else 3) * copies.block_type.nbytes, pred=wanted)
+    tma.async_copy_global_to_shared(copies, [copy, unit], loaded, seconds.index(0), pred=wanted)
+    tma.async_copy_global_to_shared(copies_bar, [copy, unit], loaded, seconds.index(1), pred=wanted)
+    tma.async_copy_global_to_shared(inputs, [here, unit], loaded, seconds.index(2), pred=wanted)
+    if MOMENTUM:
+        tma.async_copy_global_to_shared(copies, [copy + 2 * WIDTH, unit], loaded, seconds.index(3), pred=wanted)
+        tma.async_copy_global_to_shared(copies_bar, [copy + 2 * WIDTH, unit], loaded, seconds.index(4), pred=wanted)
