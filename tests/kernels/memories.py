@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.memory import Form, Gates, Memory, MemorySpec, Outer
+from lockstep.memory import Form, Gates, Memory, MemorySpec, Outer, begin, stream
+from lockstep.memory.streaming import recollect
 from lockstep.memory.types import Weights
 from lockstep.models.mixers.neural_memory import NeuralMemory, Observation
 from tests.memory.cases import Case, Named, each_gate, outcome
@@ -97,6 +98,34 @@ def harsh(spec: MemorySpec, size: Size, length: int, seed: int = 0, anchor_of_sa
             initial=matrices(*(leading if anchor_of_samples else leading[1:]), scale=1.0) if anchored else None,
         ),
     )
+
+
+def away_from_turns(case: Case, gap: float = 0.03) -> Case:
+    """Values and thresholds moved where the loss "switch" turns: where an error is nearly zero, and at the threshold.
+
+    Errors that are smaller than a thousandth have second derivatives a thousand times as large as others': to change
+    values in the last of their 32 bits is then to change gradients in the third digit, and no arithmetic is to blame.
+    """
+    exact, pieces = each_tensor(Tensor.double, case), []
+    state = begin(exact.memory)
+    for start in range(0, case.keys.shape[2], case.spec.chunk):
+        piece = exact.between(start, start + case.spec.chunk)
+        assert piece.gates.threshold is not None
+        said = recollect(piece.keys, state.weights, case.spec, exact.outer)
+        values = kept_apart(piece.values, said, gap)
+        threshold = kept_apart(piece.gates.threshold, (said - values).norm(dim=-1), gap)
+        piece = piece._replace(values=values, gates=piece.gates._replace(threshold=threshold))
+        _, state = stream(*piece[1:5], state, case.spec, exact.outer, position=start)
+        pieces.append(piece)
+    threshold = torch.cat([piece.gates.threshold for piece in pieces if piece.gates.threshold is not None], dim=2)
+    values = torch.cat([piece.values for piece in pieces], dim=2)
+    return case._replace(values=values.to(case.values), gates=case.gates._replace(threshold=threshold.to(case.values)))
+
+
+def kept_apart(x: Tensor, fixed: Tensor, gap: float) -> Tensor:
+    """x, moved to this distance where it is nearer."""
+    away = x - fixed
+    return torch.where(away.abs() < gap, fixed + torch.where(away < 0, -gap, gap), x)
 
 
 def each_tensor(function: Callable[[Tensor], Tensor], case: Case) -> Case:

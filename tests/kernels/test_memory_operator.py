@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.kernels.record import backend
 from lockstep.laws.subject import randomise
-from lockstep.memory import MemorySpec, kernel, memorize, streaming
+from lockstep.memory import MemorySpec, memorize, streaming
 from lockstep.memory.kernel import pays, unsuited
 from lockstep.models.registry import build
 from tests.kernels.memories import DEVICE, Size, each_tensor, everything, harsh, in_precision
@@ -77,15 +77,12 @@ def test_an_unknown_form_is_named() -> None:
         memorize(*draw()[1:6], draw().spec, form="fast")  # type: ignore[arg-type] # what is refused
 
 
-def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU in bfloat16 and nowhere else, once the kernels are trusted."""
-    monkeypatch.setattr(kernel, "TRUSTED", True)
+def test_when_it_is_chosen() -> None:
+    """On a GPU in bfloat16 and nowhere else."""
     case = draw()
     assert unsuited(case.queries, case.memory.weights, case.spec) is None
     assert not pays(case.queries, case.memory.weights, case.spec)
     assert pays(case.queries.bfloat16(), case.memory.weights, case.spec) == ON_A_GPU
-    monkeypatch.setattr(kernel, "TRUSTED", False)
-    assert not pays(case.queries.bfloat16(), case.memory.weights, case.spec)
 
 
 @pytest.mark.parametrize("fields", [TITANS, YAAD, ALL_GATES], ids=["titans", "yaad", "all-gates"])

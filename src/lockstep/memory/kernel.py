@@ -19,9 +19,6 @@ SIZES = (16, 32, 64, 128)
 WIDEST = 512
 """Hidden units."""
 INSTALLED = importlib.util.find_spec("triton") is not None
-TRUSTED = False
-"""Whether a memory may choose the kernels by itself: not before their gradients, as they are now, were compared with
-the definition on a GPU. Who asks for them gets them (`memorize`)."""
 
 
 def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
@@ -48,7 +45,7 @@ def tokens_at_once(spec: MemorySpec) -> int:
 
 def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
     """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch."""
-    if not TRUSTED or queries.device.type != "cuda" or queries.dtype is not torch.bfloat16:
+    if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16:
         return False
     width, chunk = weights[0].shape[-2], spec.chunk
     fits = spec.layers == 2 and width <= 64 and chunk <= 64

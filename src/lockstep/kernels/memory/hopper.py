@@ -13,10 +13,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from lockstep.kernels.memory.call import Back, Chunks, EndBar, ReadBar, Rewritten, Written
 from lockstep.kernels.memory.coefficients import Coefficients
 from lockstep.kernels.memory.hopper_chain import chain_backward_kernel, chain_kernel
-from lockstep.kernels.memory.hopper_reading import read_backward_kernel
+from lockstep.kernels.memory.hopper_reading import read_backward_kernel, read_kernel
 from lockstep.kernels.memory.hopper_settling import settle_kernel
-from lockstep.kernels.memory.launches import read as read  # these two are the same everywhere
-from lockstep.kernels.memory.launches import rewrite as rewrite
+from lockstep.kernels.memory.hopper_writing import rewrite_kernel
 
 WIDTH, HIDDEN, CHUNK = 64, 128, 64
 """The one size they are written for: what an expansion of two makes of heads of 64."""
@@ -66,6 +65,36 @@ def walk(run: Chunks, found: Coefficients, held: Tensor, copies: Tensor, wrote: 
         *found.ends,
         *sheets(tokens.anchors, held, copies, *wrote),
         *run.sizes,
+        **constants(run),
+    )
+
+
+def read(run: Chunks, found: Coefficients, copies: Tensor, wrote: Written, reads: Tensor) -> None:
+    tokens = run.tokens
+    read_kernel[programs(run)](
+        *sheets(tokens.queries, tokens.keys),
+        tokens.gain,
+        tokens.shift,
+        found.kept,
+        found.carried,
+        *sheets(found.written, tokens.anchors, copies, *wrote, reads),
+        *run.sizes,
+        run.rows * run.chunks,
+        **constants(run),
+    )
+
+
+def rewrite(run: Chunks, copies: Tensor, made: Rewritten) -> None:
+    tokens = run.tokens
+    rewrite_kernel[programs(run)](
+        *sheets(tokens.keys, tokens.values),
+        tokens.threshold,
+        tokens.gain,
+        tokens.shift,
+        *sheets(tokens.anchors, copies, *made[:6]),
+        made.scales,
+        *run.sizes,
+        run.rows * run.chunks,
         **constants(run),
     )
 

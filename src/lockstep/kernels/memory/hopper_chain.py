@@ -60,33 +60,26 @@ def chain_kernel(
     low: gl.constexpr = keys.dtype
     PARTS: gl.constexpr = 4 if MOMENTUM else 2
     HUBER: gl.constexpr = BIAS != "l2" and BIAS != "lp"
-    SIZE: gl.constexpr = WIDTH * HIDDEN
     row = gl.program_id(0)
 
-    key_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
-    value_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], values.layout)
-    copy_room = gl.allocate_shared_memory(low, [PARTS, WIDTH, HIDDEN], copies.layout)
-    input_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
-    first_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], first_errors.layout)
-    last_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], last_errors.layout)
-    scaled = gl.allocate_shared_memory(low, [PARTS, CHUNK, WIDTH], keys.layout)
+    narrows = gl.allocate_shared_memory(low, [3 + PARTS, CHUNK, WIDTH], keys.layout)
+    wides = gl.allocate_shared_memory(low, [PARTS + 2 + 2 * ANCHOR, CHUNK, HIDDEN], inputs.layout)
     lent = lent_to(row % heads, gain, shift, NORM, WIDTH)
     loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(loaded, count=1)
     if ANCHOR:
-        anchor_room = gl.allocate_shared_memory(low, [2, WIDTH, HIDDEN], anchors.layout)
         arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         mbarrier.init(arrived, count=1)
         fence_async_shared()
         anchor = (row % anchor_rows) * 2 * WIDTH
         mbarrier.expect(arrived, 2 * anchors.block_type.nbytes)
-        tma.async_copy_global_to_shared(anchors, [anchor, 0], arrived, anchor_room.index(0))
-        tma.async_copy_global_to_shared(anchors, [anchor + WIDTH, 0], arrived, anchor_room.index(1))
+        tma.async_copy_global_to_shared(anchors, [anchor, 0], arrived, wides.index(PARTS + 2))
+        tma.async_copy_global_to_shared(anchors, [anchor + WIDTH, 0], arrived, wides.index(PARTS + 3))
     else:
         fence_async_shared()
-    fetch(keys, values, row * chunks * CHUNK, loaded, key_room, value_room, True)
+    fetch(keys, values, row * chunks * CHUNK, loaded, narrows, True)
 
-    state_room = copy_room._reinterpret(gl.float32, [PARTS // 2, WIDTH, HIDDEN], held.layout)
+    state_room = wides._reinterpret(gl.float32, [PARTS // 2 + 1 + ANCHOR, WIDTH, HIDDEN], held.layout)
     state_loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(state_loaded, count=1)
     fence_async_shared()
@@ -100,6 +93,11 @@ def chain_kernel(
 
     for i in range(chunks):
         chunk = row * chunks + i
+        zero = chunk >> 31
+        key_room, value_room, last_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
+        input_room, first_room = wides.index(zero + PARTS), wides.index(zero + PARTS + 1)
+        if ANCHOR:
+            anchor_1, anchor_2 = wides.index(zero + PARTS + 2), wides.index(zero + PARTS + 3)
         here, copy, end = chunk * CHUNK, chunk * PARTS * WIDTH, chunk * CHUNK + CHUNK - 1
         token = here + gl.arange(0, CHUNK, gl.SliceLayout(1, narrow))
         write, keep = gl.load(end_written + token)[:, None], gl.load(kept + end)
@@ -110,65 +108,65 @@ def chain_kernel(
 
         # What is held, for the reads and as operands.
         tma.store_wait(0)
-        copy_room.index(0).store(first.to(low))
-        copy_room.index(1).store(second.to(low))
+        wides.index(zero + 0).store(first.to(low))
+        wides.index(zero + 1).store(second.to(low))
         if MOMENTUM:
-            copy_room.index(2).store(velocity.to(low))
-            copy_room.index(3).store(velocity_2.to(low))
+            wides.index(zero + 2).store(velocity.to(low))
+            wides.index(zero + 3).store(velocity_2.to(low))
         fence_async_shared()
         for part in gl.static_range(PARTS):
-            tma.async_copy_shared_to_global(copies, [copy + part * WIDTH, 0], copy_room.index(part))
+            tma.async_copy_shared_to_global(copies, [copy + part * WIDTH, 0], wides.index(zero + part))
 
         # What is written.
         mbarrier.wait(loaded, i & 1)
         z = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
-        z = warpgroup_mma(key_room, copy_room.index(0), z, use_acc=False)
+        z = warpgroup_mma(key_room, wides.index(zero + 0), z, use_acc=False)
         if ANCHOR:
-            z = warpgroup_mma(key_room, anchor_room.index(0), z)
+            z = warpgroup_mma(key_room, anchor_1, z)
         x, slope = activated_and_slope(z, ACTIVATION)
         input_room.store(x.to(low))
         first_room.store(slope.to(low))
         fence_async_shared()
         tma.async_copy_shared_to_global(inputs, [here, 0], input_room)
         output = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
-        output = warpgroup_mma(input_room, copy_room.index(1).permute((1, 0)), output, use_acc=False)
+        output = warpgroup_mma(input_room, wides.index(zero + 1).permute((1, 0)), output, use_acc=False)
         if ANCHOR:
-            output = warpgroup_mma(input_room, anchor_room.index(1).permute((1, 0)), output)
+            output = warpgroup_mma(input_room, anchor_2.permute((1, 0)), output)
         normal, scale = normalised(output, NORM, 1)
         key, value = key_room.load(narrow).to(gl.float32), value_room.load(narrow).to(gl.float32)
-        fetch(keys, values, here + CHUNK, loaded, key_room, value_room, i + 1 < chunks)
+        fetch(keys, values, here + CHUNK, loaded, narrows, i + 1 < chunks)
         g, s = lent.index(0).load(across)[None, :], lent.index(1).load(across)[None, :]
         error = last_error(normal, scale, key, value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1)
         last_room.store(error.to(low))
-        scaled.index(0).store((error * -write).to(low))
-        scaled.index(1).store((key * -write).to(low))
+        narrows.index(zero + 3).store((error * -write).to(low))
+        narrows.index(zero + 4).store((key * -write).to(low))
         if MOMENTUM:
-            scaled.index(2).store((error * -faster).to(low))
-            scaled.index(3).store((key * -faster).to(low))
+            narrows.index(zero + 5).store((error * -faster).to(low))
+            narrows.index(zero + 6).store((key * -faster).to(low))
         fence_async_shared()
         tma.async_copy_shared_to_global(last_errors, [here, 0], last_room)
 
         # Where that leads: the second matrix meanwhile.
         returned = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
-        returned = warpgroup_mma(last_room, copy_room.index(1), returned, use_acc=False, is_async=True)
+        returned = warpgroup_mma(last_room, wides.index(zero + 1), returned, use_acc=False, is_async=True)
         if ANCHOR:
-            returned = warpgroup_mma(last_room, anchor_room.index(1), returned, is_async=True)
+            returned = warpgroup_mma(last_room, anchor_2, returned, is_async=True)
         first, second = first * keep, second * keep
         if MOMENTUM:
             first, second = first + velocity * carry, second + velocity_2 * carry
             velocity, velocity_2 = velocity * velocity_keep, velocity_2 * velocity_keep
-        second = warpgroup_mma(scaled.index(0).permute((1, 0)), input_room, second, is_async=True)
+        second = warpgroup_mma(narrows.index(zero + 3).permute((1, 0)), input_room, second, is_async=True)
         if MOMENTUM:
-            velocity_2 = warpgroup_mma(scaled.index(2).permute((1, 0)), input_room, velocity_2, is_async=True)
+            velocity_2 = warpgroup_mma(narrows.index(zero + 5).permute((1, 0)), input_room, velocity_2, is_async=True)
             returned = warpgroup_mma_wait(2, [returned])
         else:
             returned = warpgroup_mma_wait(1, [returned])
         first_room.store((returned * first_room.load(wide).to(gl.float32)).to(low))
         fence_async_shared()
         tma.async_copy_shared_to_global(first_errors, [here, 0], first_room)
-        first = warpgroup_mma(scaled.index(1).permute((1, 0)), first_room, first, is_async=True)
+        first = warpgroup_mma(narrows.index(zero + 4).permute((1, 0)), first_room, first, is_async=True)
         if MOMENTUM:
-            velocity = warpgroup_mma(scaled.index(3).permute((1, 0)), first_room, velocity, is_async=True)
+            velocity = warpgroup_mma(narrows.index(zero + 6).permute((1, 0)), first_room, velocity, is_async=True)
             first, second, velocity, velocity_2 = warpgroup_mma_wait(0, [first, second, velocity, velocity_2])
         else:
             first, second = warpgroup_mma_wait(0, [first, second])
@@ -181,11 +179,11 @@ def chain_kernel(
 
 
 @gluon.jit
-def fetch(keys, values, token, loaded, key_room, value_room, wanted) -> None:
+def fetch(keys, values, token, loaded, narrows, wanted) -> None:
     """Keys and values of a chunk, on their way."""
     mbarrier.expect(loaded, keys.block_type.nbytes + values.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(keys, [token, 0], loaded, key_room, pred=wanted)
-    tma.async_copy_global_to_shared(values, [token, 0], loaded, value_room, pred=wanted)
+    tma.async_copy_global_to_shared(keys, [token, 0], loaded, narrows.index(0), pred=wanted)
+    tma.async_copy_global_to_shared(values, [token, 0], loaded, narrows.index(1), pred=wanted)
 
 
 @gluon.jit
@@ -278,21 +276,9 @@ def chain_backward_kernel(
 
     # Rooms: adjoints as operands; tiles by when they are wanted; what leaves.
     matrices = gl.allocate_shared_memory(low, [PARTS, WIDTH, HIDDEN], copies.layout)
-    units = gl.allocate_shared_memory(low, [3, CHUNK, HIDDEN], inputs.layout)
-    input_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
-    second_room = gl.allocate_shared_memory(low, [WIDTH, HIDDEN], copies.layout)
-    read_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
-    outputs = gl.allocate_shared_memory(low, [2, CHUNK, WIDTH], keys.layout)
-    key_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
-    error_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
-    normal_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
-    error_bar_room = gl.allocate_shared_memory(low, [CHUNK, WIDTH], keys.layout)
-    # The first matrix's adjoint is no operand any more when these come.
-    read_input_room = matrices.index(0)._reinterpret(low, [CHUNK, HIDDEN], inputs.layout)
-    if MOMENTUM:
-        u_room = matrices.index(2)._reinterpret(low, [CHUNK, HIDDEN], inputs.layout)
-    else:
-        u_room = gl.allocate_shared_memory(low, [CHUNK, HIDDEN], inputs.layout)
+    units_rooms = gl.allocate_shared_memory(low, [3, CHUNK, HIDDEN], inputs.layout)
+    wides = gl.allocate_shared_memory(low, [4 if MOMENTUM else 5, CHUNK, HIDDEN], inputs.layout)
+    narrows = gl.allocate_shared_memory(low, [6, CHUNK, WIDTH], keys.layout)
     lent = lent_to(row % heads, gain, shift, NORM, WIDTH)
     coefficients = gl.allocate_shared_memory(gl.float32, [6, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     loaded = gl.allocate_shared_memory(gl.int64, [6, 1], mbarrier.MBarrierLayout())
@@ -308,10 +294,9 @@ def chain_backward_kernel(
     state_loaded = loaded.index(5)
     fence_async_shared()
     if ANCHOR:
-        anchor_room = gl.allocate_shared_memory(low, [WIDTH, HIDDEN], anchors.layout)
         mbarrier.expect(state_loaded, anchors.block_type.nbytes)
         anchor = (row % anchor_rows) * 2 * WIDTH + WIDTH
-        tma.async_copy_global_to_shared(anchors, [anchor, 0], state_loaded, anchor_room)
+        tma.async_copy_global_to_shared(anchors, [anchor, 0], state_loaded, wides.index(3))
     else:
         mbarrier.arrive(state_loaded)
     mbarrier.wait(state_loaded, 0)
@@ -337,18 +322,27 @@ def chain_backward_kernel(
     for back in range(chunks):
         chunk = row * chunks + chunks - 1 - back
         here, copy, end = chunk * CHUNK, chunk * PARTS * WIDTH, chunk * CHUNK + CHUNK - 1
-        phase = back & 1
+        phase, zero = back & 1, chunk >> 31
+        units = units_rooms.index(zero), units_rooms.index(zero + 1), units_rooms.index(zero + 2)
+        input_room, second_room, read_room, anchor_room = (
+            wides.index(zero), wides.index(zero + 1), wides.index(zero + 2), wides.index(zero + 3)
+        )  # fmt: skip
+        key_room, error_room, normal_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
+        error_bar_room, outputs = narrows.index(zero + 3), (narrows.index(zero + 4), narrows.index(zero + 5))
+        # The adjoints of the first matrix and its velocity are no operands any more when these come.
+        read_input_room = matrices.index(zero)
+        u_room = matrices.index(zero + 2) if MOMENTUM else wides.index(zero + 4)
         mbarrier.expect(early, NARROW_BYTES + 3 * WIDE_BYTES)
         tma.async_copy_global_to_shared(keys, [here, 0], early, key_room)
-        tma.async_copy_global_to_shared(returned_bar, [here, 0], early, units.index(0))
-        tma.async_copy_global_to_shared(slopes, [here, 0], early, units.index(1))
-        tma.async_copy_global_to_shared(bends, [here, 0], early, units.index(2))
+        tma.async_copy_global_to_shared(returned_bar, [here, 0], early, units[0])
+        tma.async_copy_global_to_shared(slopes, [here, 0], early, units[1])
+        tma.async_copy_global_to_shared(bends, [here, 0], early, units[2])
         mbarrier.expect(middle, WIDE_BYTES + copies.block_type.nbytes)
         tma.async_copy_global_to_shared(inputs, [here, 0], middle, input_room)
         tma.async_copy_global_to_shared(copies, [copy + WIDTH, 0], middle, second_room)
         mbarrier.expect(norms, 4 * NARROW_BYTES)
-        tma.async_copy_global_to_shared(last_errors_bar, [here, 0], norms, outputs.index(0))
-        tma.async_copy_global_to_shared(values, [here, 0], norms, outputs.index(1))
+        tma.async_copy_global_to_shared(last_errors_bar, [here, 0], norms, outputs[0])
+        tma.async_copy_global_to_shared(values, [here, 0], norms, outputs[1])
         tma.async_copy_global_to_shared(normals, [here, 0], norms, normal_room)
         tma.async_copy_global_to_shared(last_errors, [here, 0], norms, error_room)
         keep = gl.load(kept + end)
@@ -361,45 +355,45 @@ def chain_backward_kernel(
 
         # Operands, which are also what each chunk ended with.
         tma.store_wait(0)
-        matrices.index(0).store(first.to(low))
-        matrices.index(1).store(second.to(low))
+        matrices.index(zero + 0).store(first.to(low))
+        matrices.index(zero + 1).store(second.to(low))
         if MOMENTUM:
-            matrices.index(2).store(velocity.to(low))
-            matrices.index(3).store(velocity_2.to(low))
+            matrices.index(zero + 2).store(velocity.to(low))
+            matrices.index(zero + 3).store(velocity_2.to(low))
             carry, velocity_keep = gl.load(carried + end), gl.load(end_velocity_kept + end)
         fence_async_shared()
         for part in gl.static_range(PARTS):
-            tma.async_copy_shared_to_global(copies_bar, [copy + part * WIDTH, 0], matrices.index(part))
+            tma.async_copy_shared_to_global(copies_bar, [copy + part * WIDTH, 0], matrices.index(zero + part))
 
         # Through the step of the first matrix, and before the slope of its errors.
         mbarrier.wait(early, phase)
         key_left = key_room.load(left_wide).to(gl.float32)
-        bar = units.index(0).load(wide).to(gl.float32)
+        bar = units[0].load(wide).to(gl.float32)
         key_written = (key_left * -coefficients.index(0).load(left_down)[:, None]).to(low)
-        bar = warpgroup_mma(key_written, matrices.index(0), bar, is_async=True)
+        bar = warpgroup_mma(key_written, matrices.index(zero + 0), bar, is_async=True)
         if MOMENTUM:
             key_faster = (key_left * -coefficients.index(1).load(left_down)[:, None]).to(low)
-            bar = warpgroup_mma(key_faster, matrices.index(2), bar, is_async=True)
+            bar = warpgroup_mma(key_faster, matrices.index(zero + 2), bar, is_async=True)
             bar = warpgroup_mma_wait(0, [bar, key_written, key_faster])[0]
         else:
             bar = warpgroup_mma_wait(0, [bar, key_written])[0]
-        units.index(2).store((bar * units.index(2).load(wide).to(gl.float32)).to(low))
-        u_bar = (bar * units.index(1).load(wide).to(gl.float32)).to(low)
+        units[2].store((bar * units[2].load(wide).to(gl.float32)).to(low))
+        u_bar = (bar * units[1].load(wide).to(gl.float32)).to(low)
         tma.store_wait(0)
         u_room.store(u_bar)
         fence_async_shared()
         tma.async_copy_shared_to_global(returned_bar, [here, 0], u_room)
         mbarrier.expect(late, 3 * WIDE_BYTES)
-        tma.async_copy_global_to_shared(hidden_bar, [here, 0], late, units.index(0))
+        tma.async_copy_global_to_shared(hidden_bar, [here, 0], late, units[0])
         tma.async_copy_global_to_shared(read_inputs, [here, 0], late, read_input_room)
         tma.async_copy_global_to_shared(read_outputs_bar, [here, 0], late, read_room)
 
         # Through that of the second, and through the last errors, taken at the chunk's start.
         mbarrier.wait(middle, phase)
         nothing = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
-        direct = warpgroup_mma(input_room, matrices.index(1).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        direct = warpgroup_mma(input_room, matrices.index(zero + 1).permute((1, 0)), nothing, use_acc=False, is_async=True)
         if MOMENTUM:
-            more_2 = warpgroup_mma(input_room, matrices.index(3).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            more_2 = warpgroup_mma(input_room, matrices.index(zero + 3).permute((1, 0)), nothing, use_acc=False, is_async=True)
         error_bar = warpgroup_mma(u_room, second_room.permute((1, 0)), nothing, use_acc=False, is_async=True)
         if ANCHOR:
             error_bar = warpgroup_mma(u_room, anchor_room.permute((1, 0)), error_bar, is_async=True)
@@ -410,9 +404,9 @@ def chain_backward_kernel(
         else:
             direct, error_bar = warpgroup_mma_wait(0, [direct, error_bar])
         error_bar -= direct * coefficients.index(0).load(down)[:, None]
-        error_bar += outputs.index(0).load(narrow).to(gl.float32)
+        error_bar += outputs[0].load(narrow).to(gl.float32)
         normal = normal_room.load(narrow).to(gl.float32)
-        value, key = outputs.index(1).load(narrow).to(gl.float32), key_room.load(narrow).to(gl.float32)
+        value, key = outputs[1].load(narrow).to(gl.float32), key_room.load(narrow).to(gl.float32)
         g, s = lent.index(0).load(across)[None, :], lent.index(1).load(across)[None, :]
         scale, limit = coefficients.index(4).load(down)[:, None], coefficients.index(5).load(down)[:, None]
         output_bar, _, _, _ = through_last_error(
@@ -423,34 +417,34 @@ def chain_backward_kernel(
         fence_async_shared()
         tma.async_copy_shared_to_global(errors_bar, [here, 0], error_bar_room)
         mbarrier.expect(last, 2 * NARROW_BYTES)
-        tma.async_copy_global_to_shared(queries, [here, 0], last, outputs.index(0))
-        tma.async_copy_global_to_shared(read_last_bar, [here, 0], last, outputs.index(1))
+        tma.async_copy_global_to_shared(queries, [here, 0], last, outputs[0])
+        tma.async_copy_global_to_shared(read_last_bar, [here, 0], last, outputs[1])
 
         # Before the activation.
         error = error_room.load(left_wide).to(gl.float32)
         written = (error * -coefficients.index(0).load(left_down)[:, None]).to(low)
         mbarrier.wait(late, phase)
-        x_bar = units.index(0).load(wide).to(gl.float32)
+        x_bar = units[0].load(wide).to(gl.float32)
         x_bar = warpgroup_mma(normal_room, second_room, x_bar, is_async=True)
         if ANCHOR:
             x_bar = warpgroup_mma(normal_room, anchor_room, x_bar, is_async=True)
-        x_bar = warpgroup_mma(written, matrices.index(1), x_bar, is_async=True)
+        x_bar = warpgroup_mma(written, matrices.index(zero + 1), x_bar, is_async=True)
         if MOMENTUM:
             written_2 = (error * -coefficients.index(1).load(left_down)[:, None]).to(low)
-            x_bar = warpgroup_mma(written_2, matrices.index(3), x_bar, is_async=True)
+            x_bar = warpgroup_mma(written_2, matrices.index(zero + 3), x_bar, is_async=True)
             x_bar = warpgroup_mma_wait(0, [x_bar, written, written_2])[0]
         else:
             x_bar = warpgroup_mma_wait(0, [x_bar, written])[0]
-        x_bar = x_bar * units.index(1).load(wide).to(gl.float32) + units.index(2).load(wide).to(gl.float32)
-        units.index(0).store(x_bar.to(low))
+        x_bar = x_bar * units[1].load(wide).to(gl.float32) + units[2].load(wide).to(gl.float32)
+        units[0].store(x_bar.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(hidden_bar, [here, 0], units.index(0))
+        tma.async_copy_shared_to_global(hidden_bar, [here, 0], units[0])
 
         # The adjoints of what was held at the chunk's start.
         mbarrier.wait(last, phase)
         share = coefficients.index(2).load(left_across)[None, :]
-        query = outputs.index(0).permute((1, 0)).load(left_wide).to(gl.float32)
-        last_bar = outputs.index(1).permute((1, 0)).load(left_wide).to(gl.float32)
+        query = outputs[0].permute((1, 0)).load(left_wide).to(gl.float32)
+        last_bar = outputs[1].permute((1, 0)).load(left_wide).to(gl.float32)
         if MOMENTUM:
             carry_share = coefficients.index(3).load(left_across)[None, :]
             velocity, velocity_2 = velocity * velocity_keep + first * carry, velocity_2 * velocity_keep + second * carry
@@ -462,7 +456,7 @@ def chain_backward_kernel(
         query, last_bar = (query * share).to(low), (last_bar * share).to(low)
         first = warpgroup_mma(query, read_room, first, is_async=True)
         second = warpgroup_mma(last_bar, read_input_room, second, is_async=True)
-        first = warpgroup_mma(key_room.permute((1, 0)), units.index(0), first, is_async=True)
+        first = warpgroup_mma(key_room.permute((1, 0)), units[0], first, is_async=True)
         second = warpgroup_mma(normal_room.permute((1, 0)), input_room, second, is_async=True)
         second = warpgroup_mma(error_room.permute((1, 0)), u_room, second, is_async=True)
         first, second = warpgroup_mma_wait(0, [first, second, query, last_bar])[:2]

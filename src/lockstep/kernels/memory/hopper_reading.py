@@ -16,8 +16,125 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lockstep.kernels.memory.activations import activated_and_slope
-from lockstep.kernels.memory.heads import normalised, through_norm
+from lockstep.kernels.memory.activations import activate, activated_and_slope
+from lockstep.kernels.memory.heads import normalised, said, through_norm
+
+
+@gluon.jit
+def read_kernel(
+    queries,  # [rows × time, WIDTH]
+    keys,
+    gain,  # [heads, WIDTH]
+    shift,
+    kept,  # [rows, time]
+    carried,
+    written,  # [rows × time, CHUNK]
+    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs,  # [rows × time, HIDDEN]: what was written
+    first_errors,
+    last_errors,  # [rows × time, WIDTH]
+    reads,
+    heads,
+    anchor_rows,
+    chunks,
+    total,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    MOMENTUM: gl.constexpr,
+    ANCHOR: gl.constexpr,
+    NORM: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+    BIAS: gl.constexpr,
+    P: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+) -> None:
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    down: gl.constexpr = gl.SliceLayout(1, narrow)
+    across: gl.constexpr = gl.SliceLayout(0, narrow)
+    low: gl.constexpr = keys.dtype
+    PARTS: gl.constexpr = 4 if MOMENTUM else 2
+    VELOCITIES: gl.constexpr = 2 if MOMENTUM else 1
+    narrows = gl.allocate_shared_memory(low, [6, CHUNK, WIDTH], keys.layout)
+    wides = gl.allocate_shared_memory(low, [3 + 2 * VELOCITIES + 2 * ANCHOR, CHUNK, HIDDEN], inputs.layout)
+    loaded = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for barrier in gl.static_range(3):
+        mbarrier.init(loaded.index(barrier), count=1)
+    fence_async_shared()
+    if ANCHOR:
+        anchor, anchor_phase = -1, 1
+
+    programs = gl.num_programs(0)
+    begin, end = gl.program_id(0) * total // programs, (gl.program_id(0) + 1) * total // programs
+    fetch_first(
+        queries, keys, first_errors, copies, narrows, wides, loaded.index(0), begin, begin < end, CHUNK, WIDTH, PARTS,
+        VELOCITIES,
+    )  # fmt: skip
+    fetch_second(
+        written, last_errors, inputs, copies, narrows, wides, loaded.index(1), begin, begin < end, CHUNK, WIDTH, PARTS,
+        VELOCITIES,
+    )  # fmt: skip
+    for chunk in range(begin, end):
+        zero = chunk >> 31
+        query_room, key_room, share_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
+        error_room, scores_room, out_room = narrows.index(zero + 3), narrows.index(zero + 4), narrows.index(zero + 5)
+        read_room, first_room, input_room = wides.index(zero), wides.index(zero + 1), wides.index(zero + 2)
+        first, second = wides.index(zero + 3), wides.index(zero + 4)
+        # What there is not is called by the name of what there is.
+        velocity, velocity_2, anchor_1, anchor_2 = first, second, first, second
+        if MOMENTUM:
+            velocity, velocity_2 = wides.index(zero + 5), wides.index(zero + 6)
+        if ANCHOR:
+            anchor_1, anchor_2 = wides.index(zero + 3 + 2 * VELOCITIES), wides.index(zero + 4 + 2 * VELOCITIES)
+        row, here, phase = chunk // chunks, chunk * CHUNK, (chunk - begin) & 1
+        token, place = here + gl.arange(0, CHUNK, down), (row % heads) * WIDTH + gl.arange(0, WIDTH, across)
+        share = gl.load(kept + token)
+        share_left = gl.convert_layout(share, gl.SliceLayout(1, left))[:, None]
+        share = share[:, None]
+        carry, carry_left = share, share_left
+        if MOMENTUM:
+            carry = gl.load(carried + token)
+            carry_left = gl.convert_layout(carry, gl.SliceLayout(1, left))[:, None]
+            carry = carry[:, None]
+        g = gl.load(gain + place)[None, :] if NORM else 1.0
+        s = gl.load(shift + place)[None, :] if NORM else 0.0
+        if ANCHOR:
+            if anchor != row % anchor_rows:  # noqa: SIM102 - the first is known to the compiler, the second is not
+                anchor, anchor_phase = row % anchor_rows, anchor_phase ^ 1
+                fetch_anchors(anchors, anchor, loaded.index(2), anchor_1, anchor_2, anchor_phase, WIDTH)
+
+        mbarrier.wait(loaded.index(0), phase)
+        mbarrier.wait(loaded.index(1), phase)
+        none = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
+        no_units = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
+        found = asked(
+            query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor_1, share_left, carry_left,
+            none, no_units, MOMENTUM, ANCHOR,
+        )  # fmt: skip
+        query = query_room.load(narrow).to(gl.float32)
+        fetch_first(
+            queries, keys, first_errors, copies, narrows, wides, loaded.index(0), chunk + 1, chunk + 1 < end, CHUNK,
+            WIDTH, PARTS, VELOCITIES,
+        )  # fmt: skip
+        read_room.store(activate(found, ACTIVATION).to(low))
+        fence_async_shared()
+        _, _, _, answer = answered(
+            read_room, share_room, scores_room, input_room, error_room, second, velocity_2, anchor_2, share, carry,
+            none, MOMENTUM, ANCHOR,
+        )  # fmt: skip
+        fetch_second(
+            written, last_errors, inputs, copies, narrows, wides, loaded.index(1), chunk + 1, chunk + 1 < end, CHUNK,
+            WIDTH, PARTS, VELOCITIES,
+        )  # fmt: skip
+        normal, _ = normalised(answer, NORM, 1)
+        tma.store_wait(0)
+        out_room.store(said(normal, query, g, s, NORM, RESIDUAL).to(low))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(reads, [here, 0], out_room)
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -64,6 +181,7 @@ def read_backward_kernel(
 ) -> None:
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     down: gl.constexpr = gl.SliceLayout(1, narrow)
     across: gl.constexpr = gl.SliceLayout(0, narrow)
     low: gl.constexpr = keys.dtype
@@ -72,8 +190,8 @@ def read_backward_kernel(
     # Rooms: what the first matrix and what the second takes, and what is made of it.
     narrows = gl.allocate_shared_memory(low, [9, CHUNK, WIDTH], keys.layout)
     wides = gl.allocate_shared_memory(low, [3 + 2 * VELOCITIES + 2 * ANCHOR, CHUNK, HIDDEN], inputs.layout)
-    loaded = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for barrier in gl.static_range(3):
+    loaded = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    for barrier in gl.static_range(4):
         mbarrier.init(loaded.index(barrier), count=1)
     fence_async_shared()
     if ANCHOR:
@@ -82,36 +200,14 @@ def read_backward_kernel(
     programs = gl.num_programs(0)
     begin, end = gl.program_id(0) * total // programs, (gl.program_id(0) + 1) * total // programs
     fetch_first(
-        queries,
-        keys,
-        written,
-        first_errors,
-        copies,
-        narrows,
-        wides,
-        loaded.index(0),
-        begin,
-        begin < end,
-        CHUNK,
-        WIDTH,
-        PARTS,
-        VELOCITIES,
-    )
+        queries, keys, first_errors, copies, narrows, wides, loaded.index(0), begin, begin < end, CHUNK, WIDTH,
+        PARTS, VELOCITIES,
+    )  # fmt: skip
     fetch_second(
-        last_errors,
-        reads_bar,
-        inputs,
-        copies,
-        narrows,
-        wides,
-        loaded.index(1),
-        begin,
-        begin < end,
-        CHUNK,
-        WIDTH,
-        PARTS,
-        VELOCITIES,
-    )
+        written, last_errors, inputs, copies, narrows, wides, loaded.index(1), begin, begin < end, CHUNK, WIDTH,
+        PARTS, VELOCITIES,
+    )  # fmt: skip
+    fetch_bar(reads_bar, narrows, loaded.index(3), begin, begin < end, CHUNK)
     for chunk in range(begin, end):
         zero = chunk >> 31
         query_room, key_room, share_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
@@ -124,6 +220,8 @@ def read_backward_kernel(
             wides.index(zero + 3),
             wides.index(zero + 4),
         )
+        # What there is not is called by the name of what there is.
+        velocity, velocity_2, anchor_1, anchor_2 = first, second, first, second
         if MOMENTUM:
             velocity, velocity_2 = wides.index(zero + 5), wides.index(zero + 6)
         if ANCHOR:
@@ -132,60 +230,42 @@ def read_backward_kernel(
         here, phase = chunk * CHUNK, (chunk - begin) & 1
         token = here + gl.arange(0, CHUNK, down)
         share = gl.load(kept + token)
-        carry = gl.load(carried + token) if MOMENTUM else share
-        share_wide = gl.convert_layout(share, gl.SliceLayout(1, wide))[:, None]
-        carry_wide = gl.convert_layout(carry, gl.SliceLayout(1, wide))[:, None]
-        share, carry = share[:, None], carry[:, None]
+        share_left = gl.convert_layout(share, gl.SliceLayout(1, left))[:, None]
+        share = share[:, None]
+        carry, carry_left = share, share_left
+        if MOMENTUM:
+            carry = gl.load(carried + token)
+            carry_left = gl.convert_layout(carry, gl.SliceLayout(1, left))[:, None]
+            carry = carry[:, None]
         g = gl.load(gain + (row % heads) * WIDTH + gl.arange(0, WIDTH, across))[None, :] if NORM else 1.0
         if ANCHOR:
-            if anchor != row % anchor_rows:
+            if anchor != row % anchor_rows:  # noqa: SIM102 - the first is known to the compiler, the second is not
                 anchor, anchor_phase = row % anchor_rows, anchor_phase ^ 1
-                mbarrier.expect(loaded.index(2), 2 * anchors.block_type.nbytes)
-                tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH, 0], loaded.index(2), anchor_1)
-                tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH + WIDTH, 0], loaded.index(2), anchor_2)
-                mbarrier.wait(loaded.index(2), anchor_phase)
+                fetch_anchors(anchors, anchor, loaded.index(2), anchor_1, anchor_2, anchor_phase, WIDTH)
 
         # What was read, once more.
         mbarrier.wait(loaded.index(0), phase)
+        mbarrier.wait(loaded.index(1), phase)
         none = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
         no_units = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
-        scores = warpgroup_mma(query_room, key_room.permute((1, 0)), none, use_acc=False)
-        scores_room.store((scores * -share_room.load(narrow).to(gl.float32)).to(low))
-        by_share = warpgroup_mma(query_room, first, no_units, use_acc=False, is_async=True)
-        if MOMENTUM:
-            by_carry = warpgroup_mma(query_room, velocity, no_units, use_acc=False, is_async=True)
-            by_share, by_carry = warpgroup_mma_wait(0, [by_share, by_carry])
-            found = by_share * share_wide + by_carry * carry_wide
-        else:
-            found = warpgroup_mma_wait(0, [by_share]) * share_wide
-        fence_async_shared()
-        found = warpgroup_mma(scores_room, first_room, found)
-        if ANCHOR:
-            found = warpgroup_mma(query_room, anchor_1, found)
+        found = asked(
+            query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor_1, share_left, carry_left,
+            none, no_units, MOMENTUM, ANCHOR,
+        )  # fmt: skip
         read, slope = activated_and_slope(found, ACTIVATION)
         slope = slope.to(low)
         tma.store_wait(0)
         read_room.store(read.to(low))
         fence_async_shared()
         tma.async_copy_shared_to_global(read_inputs, [here, 0], read_room)
-        mbarrier.wait(loaded.index(1), phase)
-        scores_2 = warpgroup_mma(read_room, input_room.permute((1, 0)), none, use_acc=False, is_async=True)
-        said_share = warpgroup_mma(read_room, second.permute((1, 0)), none, use_acc=False, is_async=True)
-        if MOMENTUM:
-            said_carry = warpgroup_mma(read_room, velocity_2.permute((1, 0)), none, use_acc=False, is_async=True)
-            scores_2, said_share, said_carry = warpgroup_mma_wait(0, [scores_2, said_share, said_carry])
-            answer = said_share * share + said_carry * carry
-        else:
-            scores_2, said_share = warpgroup_mma_wait(0, [scores_2, said_share])
-            answer = said_share * share
-        scores_2_room.store((scores_2 * -share_room.load(narrow).to(gl.float32)).to(low))
-        fence_async_shared()
-        answer = warpgroup_mma(scores_2_room, error_room, answer)
-        if ANCHOR:
-            answer = warpgroup_mma(read_room, anchor_2.permute((1, 0)), answer)
+        scores_2, kept_answer, carried_answer, answer = answered(
+            read_room, share_room, scores_2_room, input_room, error_room, second, velocity_2, anchor_2, share, carry,
+            none, MOMENTUM, ANCHOR,
+        )  # fmt: skip
         normal, scale = normalised(answer, NORM, 1)
 
         # Back through the last matrix's own words.
+        mbarrier.wait(loaded.index(3), phase)
         bar = bar_room.load(narrow).to(gl.float32)
         last_bar = bar
         if NORM:
@@ -195,85 +275,78 @@ def read_backward_kernel(
             last_bar = through_norm(bar * g, normal, scale, NORM, 1)
         bar = bar.to(low)
         last_room.store(last_bar.to(low))
+        # How much was kept is asked of all that was: of answers here, of queries below.
+        share_bar = gl.sum(last_bar * kept_answer, 1)
+        if MOMENTUM:
+            carry_bar = gl.sum(last_bar * carried_answer, 1)
         fence_async_shared()
         tma.async_copy_shared_to_global(read_last_bar, [here, 0], last_room)
         scores_bar = warpgroup_mma(last_room, error_room.permute((1, 0)), none, use_acc=False)
         shares_bar = scores_bar * -scores_2
         scores_bar_room.store((scores_bar * -share_room.load(narrow).to(gl.float32)).to(low))
         fence_async_shared()
-        last_back = warpgroup_mma(scores_2_room.permute((1, 0)), last_room, none, use_acc=False)
-        bar_room.store(last_back.to(low))
-        by_share = warpgroup_mma(last_room, second, no_units, use_acc=False, is_async=True)
+        last_back = warpgroup_mma(scores_2_room.permute((1, 0)), last_room, none, use_acc=False, is_async=True)
+        units_bar = warpgroup_mma(scores_bar_room.permute((1, 0)), read_room, no_units, use_acc=False, is_async=True)
+        last_left = last_room.load(left).to(gl.float32)
+        kept_last = (last_left * share_left).to(low)
+        back = warpgroup_mma(kept_last, second, no_units, use_acc=False, is_async=True)
+        back = warpgroup_mma(scores_bar_room, input_room, back, is_async=True)
+        if ANCHOR:
+            back = warpgroup_mma(last_room, anchor_2, back, is_async=True)
         if MOMENTUM:
-            by_carry = warpgroup_mma(last_room, velocity_2, no_units, use_acc=False, is_async=True)
-        read = read_room.load(wide).to(gl.float32)
-        if MOMENTUM:
-            by_share, by_carry = warpgroup_mma_wait(0, [by_share, by_carry])
-            carry_bar = gl.sum(by_carry * read, 1)
-            back = by_share * share_wide + by_carry * carry_wide
+            carried_last = (last_left * carry_left).to(low)
+            back = warpgroup_mma(carried_last, velocity_2, back, is_async=True)
+            last_back, units_bar, back = warpgroup_mma_wait(0, [last_back, units_bar, back, kept_last, carried_last])[
+                :3
+            ]
         else:
-            by_share = warpgroup_mma_wait(0, [by_share])
-            back = by_share * share_wide
-        share_bar = gl.sum(by_share * read, 1)
-        units_bar = warpgroup_mma(scores_bar_room.permute((1, 0)), read_room, no_units, use_acc=False)
+            last_back, units_bar, back = warpgroup_mma_wait(0, [last_back, units_bar, back, kept_last])[:3]
+        bar_room.store(last_back.to(low))
         second.store(units_bar.to(low))
+        back = back * slope.to(gl.float32)
+        tma.store_wait(0)
+        read_room.store(back.to(low))
         fence_async_shared()
         tma.async_copy_shared_to_global(last_errors_bar, [here, 0], bar_room)
         tma.async_copy_shared_to_global(inputs_bar, [here, 0], second)
-        back = warpgroup_mma(scores_bar_room, input_room, back)
-        if ANCHOR:
-            back = warpgroup_mma(last_room, anchor_2, back)
+        tma.async_copy_shared_to_global(read_outputs_bar, [here, 0], read_room)
 
         # And back through the first: what of it was written, kept and carried on.
-        back = back * slope.to(gl.float32)
-        tma.store_wait(0)
-        fetch_second(
-            last_errors,
-            reads_bar,
-            inputs,
-            copies,
-            narrows,
-            wides,
-            loaded.index(1),
-            chunk + 1,
-            chunk + 1 < end,
-            CHUNK,
-            WIDTH,
-            PARTS,
-            VELOCITIES,
-        )
-        read_room.store(back.to(low))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(read_outputs_bar, [here, 0], read_room)
         units_bar = warpgroup_mma(scores_room.permute((1, 0)), read_room, no_units, use_acc=False, is_async=True)
         scores_bar = warpgroup_mma(read_room, first_room.permute((1, 0)), none, use_acc=False, is_async=True)
-        query_bar = warpgroup_mma(read_room, first.permute((1, 0)), none, use_acc=False, is_async=True)
-        by_share = warpgroup_mma(query_room, first, no_units, use_acc=False, is_async=True)
-        units_bar, scores_bar, query_bar, by_share = warpgroup_mma_wait(0, [units_bar, scores_bar, query_bar, by_share])
+        scores = warpgroup_mma(query_room, key_room.permute((1, 0)), none, use_acc=False, is_async=True)
+        kept_bars = warpgroup_mma(read_room, first.permute((1, 0)), none, use_acc=False, is_async=True)
+        query = query_room.load(narrow).to(gl.float32)
+        if MOMENTUM:
+            carried_bars = warpgroup_mma(read_room, velocity.permute((1, 0)), none, use_acc=False, is_async=True)
+            units_bar, scores_bar, scores, kept_bars, carried_bars = warpgroup_mma_wait(
+                0, [units_bar, scores_bar, scores, kept_bars, carried_bars]
+            )
+            query_bar = kept_bars * share + carried_bars * carry
+            gl.store(carried_bar + token, carry_bar + gl.sum(query * carried_bars, 1))
+        else:
+            units_bar, scores_bar, scores, kept_bars = warpgroup_mma_wait(0, [units_bar, scores_bar, scores, kept_bars])
+            query_bar = kept_bars * share
+        gl.store(kept_bar + token, share_bar + gl.sum(query * kept_bars, 1))
         first_room.store(units_bar.to(low))
-        share_bar += gl.sum(by_share * back, 1)
         scores_bar_room.store((scores_bar * -share_room.load(narrow).to(gl.float32)).to(low))
-        scores = warpgroup_mma(query_room, key_room.permute((1, 0)), none, use_acc=False)
-        shares_bar -= scores_bar * scores
-        scores_room.store(shares_bar.to(low))
+        scores_room.store((shares_bar - scores_bar * scores).to(low))
+        tma.store_wait(0)
         fence_async_shared()
         tma.async_copy_shared_to_global(first_errors_bar, [here, 0], first_room)
         tma.async_copy_shared_to_global(written_bar, [here, 0], scores_room)
-        query_bar = query_bar * share
-        if MOMENTUM:
-            carried_query = warpgroup_mma(read_room, velocity.permute((1, 0)), none, use_acc=False, is_async=True)
-            by_carry = warpgroup_mma(query_room, velocity, no_units, use_acc=False, is_async=True)
-            carried_query, by_carry = warpgroup_mma_wait(0, [carried_query, by_carry])
-            query_bar += carried_query * carry
-            carry_bar += gl.sum(by_carry * back, 1)
-            gl.store(carried_bar + here + gl.arange(0, CHUNK, gl.SliceLayout(1, wide)), carry_bar)
-        gl.store(kept_bar + here + gl.arange(0, CHUNK, gl.SliceLayout(1, wide)), share_bar)
+        fetch_second(
+            written, last_errors, inputs, copies, narrows, wides, loaded.index(1), chunk + 1, chunk + 1 < end, CHUNK, WIDTH,
+            PARTS, VELOCITIES,
+        )  # fmt: skip
+        fetch_bar(reads_bar, narrows, loaded.index(3), chunk + 1, chunk + 1 < end, CHUNK)
         if RESIDUAL:
             query_bar += bar.to(gl.float32)
-        key_bar = warpgroup_mma(scores_bar_room.permute((1, 0)), query_room, none, use_acc=False)
-        query_bar = warpgroup_mma(scores_bar_room, key_room, query_bar)
+        key_bar = warpgroup_mma(scores_bar_room.permute((1, 0)), query_room, none, use_acc=False, is_async=True)
+        query_bar = warpgroup_mma(scores_bar_room, key_room, query_bar, is_async=True)
         if ANCHOR:
-            query_bar = warpgroup_mma(read_room, anchor_1.permute((1, 0)), query_bar)
+            query_bar = warpgroup_mma(read_room, anchor_1.permute((1, 0)), query_bar, is_async=True)
+        key_bar, query_bar = warpgroup_mma_wait(0, [key_bar, query_bar])
         scores_2_room.store(key_bar.to(low))
         last_room.store(query_bar.to(low))
         fence_async_shared()
@@ -281,79 +354,108 @@ def read_backward_kernel(
         tma.async_copy_shared_to_global(keys_bar, [here, 0], scores_2_room)
         tma.async_copy_shared_to_global(queries_bar, [here, 0], last_room)
         fetch_first(
-            queries,
-            keys,
-            written,
-            first_errors,
-            copies,
-            narrows,
-            wides,
-            loaded.index(0),
-            chunk + 1,
-            chunk + 1 < end,
-            CHUNK,
-            WIDTH,
-            PARTS,
-            VELOCITIES,
-        )
+            queries, keys, first_errors, copies, narrows, wides, loaded.index(0), chunk + 1, chunk + 1 < end, CHUNK, WIDTH,
+            PARTS, VELOCITIES,
+        )  # fmt: skip
     tma.store_wait(0)
 
 
 @gluon.jit
+def asked(
+    query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor, share, carry, none, no_units,
+    MOMENTUM: gl.constexpr, ANCHOR: gl.constexpr,
+):  # fmt: skip
+    """What queries find with the first matrix [CHUNK, HIDDEN]; scores stay in their room."""
+    low: gl.constexpr = query_room.dtype
+    narrow: gl.constexpr = none.type.layout
+    left: gl.constexpr = gl.DotOperandLayout(0, no_units.type.layout, 2)
+    scores = warpgroup_mma(query_room, key_room.permute((1, 0)), none, use_acc=False)
+    scores_room.store((scores * -share_room.load(narrow).to(gl.float32)).to(low))
+    query = query_room.load(left).to(gl.float32)
+    kept_query = (query * share).to(low)
+    found = warpgroup_mma(kept_query, first, no_units, use_acc=False, is_async=True)
+    if ANCHOR:
+        found = warpgroup_mma(query_room, anchor, found, is_async=True)
+    if MOMENTUM:
+        carried_query = (query * carry).to(low)
+        found = warpgroup_mma(carried_query, velocity, found, is_async=True)
+        found = warpgroup_mma_wait(0, [found, kept_query, carried_query])[0]
+    else:
+        found = warpgroup_mma_wait(0, [found, kept_query])[0]
+    fence_async_shared()
+    return warpgroup_mma(scores_room, first_room, found)
+
+
+@gluon.jit
+def answered(
+    read_room, share_room, scores_room, input_room, error_room, second, velocity, anchor, share, carry, none,
+    MOMENTUM: gl.constexpr, ANCHOR: gl.constexpr,
+):  # fmt: skip
+    """Scores of what was found, what the second matrix and its velocity say to it, and all of the answer."""
+    low: gl.constexpr = read_room.dtype
+    narrow: gl.constexpr = none.type.layout
+    scores = warpgroup_mma(read_room, input_room.permute((1, 0)), none, use_acc=False, is_async=True)
+    kept_answer = warpgroup_mma(read_room, second.permute((1, 0)), none, use_acc=False, is_async=True)
+    if MOMENTUM:
+        carried_answer = warpgroup_mma(read_room, velocity.permute((1, 0)), none, use_acc=False, is_async=True)
+        scores, kept_answer, carried_answer = warpgroup_mma_wait(0, [scores, kept_answer, carried_answer])
+        answer = kept_answer * share + carried_answer * carry
+    else:
+        scores, kept_answer = warpgroup_mma_wait(0, [scores, kept_answer])
+        carried_answer = kept_answer
+        answer = kept_answer * share
+    scores_room.store((scores * -share_room.load(narrow).to(gl.float32)).to(low))
+    fence_async_shared()
+    answer = warpgroup_mma(scores_room, error_room, answer, is_async=True)
+    if ANCHOR:
+        answer = warpgroup_mma(read_room, anchor.permute((1, 0)), answer, is_async=True)
+    return scores, kept_answer, carried_answer, warpgroup_mma_wait(0, [answer])
+
+
+@gluon.jit
+def fetch_anchors(anchors, anchor, loaded, anchor_1, anchor_2, phase, WIDTH: gl.constexpr) -> None:
+    """Both, and that they are there."""
+    mbarrier.expect(loaded, 2 * anchors.block_type.nbytes)
+    tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH, 0], loaded, anchor_1)
+    tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH + WIDTH, 0], loaded, anchor_2)
+    mbarrier.wait(loaded, phase)
+
+
+@gluon.jit
 def fetch_first(
-    queries,
-    keys,
-    written,
-    first_errors,
-    copies,
-    narrows,
-    wides,
-    loaded,
-    chunk,
-    wanted,
-    CHUNK: gl.constexpr,
-    WIDTH: gl.constexpr,
-    PARTS: gl.constexpr,
-    VELOCITIES: gl.constexpr,
-) -> None:
+    queries, keys, first_errors, copies, narrows, wides, loaded, chunk, wanted,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr, VELOCITIES: gl.constexpr,
+) -> None:  # fmt: skip
     """What a chunk's reads take of the first matrix, on its way."""
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
-    mbarrier.expect(loaded, 3 * keys.block_type.nbytes + first_errors.block_type.nbytes + matrices, pred=wanted)
+    mbarrier.expect(loaded, 2 * keys.block_type.nbytes + first_errors.block_type.nbytes + matrices, pred=wanted)
     here, copy = chunk * CHUNK, chunk * PARTS * WIDTH
     tma.async_copy_global_to_shared(queries, [here, 0], loaded, narrows.index(0), pred=wanted)
     tma.async_copy_global_to_shared(keys, [here, 0], loaded, narrows.index(1), pred=wanted)
-    tma.async_copy_global_to_shared(written, [here, 0], loaded, narrows.index(2), pred=wanted)
     for part in gl.static_range(VELOCITIES):
-        tma.async_copy_global_to_shared(
-            copies, [copy + 2 * part * WIDTH, 0], loaded, wides.index(3 + 2 * part), pred=wanted
-        )
+        place = copy + 2 * part * WIDTH
+        tma.async_copy_global_to_shared(copies, [place, 0], loaded, wides.index(3 + 2 * part), pred=wanted)
     tma.async_copy_global_to_shared(first_errors, [here, 0], loaded, wides.index(1), pred=wanted)
 
 
 @gluon.jit
 def fetch_second(
-    last_errors,
-    reads_bar,
-    inputs,
-    copies,
-    narrows,
-    wides,
-    loaded,
-    chunk,
-    wanted,
-    CHUNK: gl.constexpr,
-    WIDTH: gl.constexpr,
-    PARTS: gl.constexpr,
-    VELOCITIES: gl.constexpr,
-) -> None:
-    """The same for the second."""
+    written, last_errors, inputs, copies, narrows, wides, loaded, chunk, wanted,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr, VELOCITIES: gl.constexpr,
+) -> None:  # fmt: skip
+    """The same for the second, and the shares of both."""
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
     mbarrier.expect(loaded, 2 * last_errors.block_type.nbytes + inputs.block_type.nbytes + matrices, pred=wanted)
     here, copy = chunk * CHUNK, chunk * PARTS * WIDTH + WIDTH
+    tma.async_copy_global_to_shared(written, [here, 0], loaded, narrows.index(2), pred=wanted)
+    tma.async_copy_global_to_shared(last_errors, [here, 0], loaded, narrows.index(3), pred=wanted)
     tma.async_copy_global_to_shared(inputs, [here, 0], loaded, wides.index(2), pred=wanted)
     for part in gl.static_range(VELOCITIES):
-        tma.async_copy_global_to_shared(
-            copies, [copy + 2 * part * WIDTH, 0], loaded, wides.index(4 + 2 * part), pred=wanted
-        )
-    tma.async_copy_global_to_shared(last_errors, [here, 0], loaded, narrows.index(3), pred=wanted)
-    tma.async_copy_global_to_shared(reads_bar, [here, 0], loaded, narrows.index(4), pred=wanted)
+        place = copy + 2 * part * WIDTH
+        tma.async_copy_global_to_shared(copies, [place, 0], loaded, wides.index(4 + 2 * part), pred=wanted)
+
+
+@gluon.jit
+def fetch_bar(reads_bar, narrows, loaded, chunk, wanted, CHUNK: gl.constexpr) -> None:
+    mbarrier.expect(loaded, reads_bar.block_type.nbytes, pred=wanted)
+    tma.async_copy_global_to_shared(reads_bar, [chunk * CHUNK, 0], loaded, narrows.index(4), pred=wanted)

@@ -64,7 +64,6 @@ def settle_kernel(
     ACTIVATION: gl.constexpr,
 ) -> None:
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     down: gl.constexpr = gl.SliceLayout(1, layout)
     across: gl.constexpr = gl.SliceLayout(0, layout)
     low: gl.constexpr = keys.dtype
@@ -126,74 +125,56 @@ def settle_kernel(
         if RESIDUAL:
             key_bar += loss_bar
 
-        # Keys; how much was written; and how much was kept and carried on. Sums are left to the end.
-        write_bar = gl.zeros([CHUNK, WIDTH], gl.float32, layout)
-        keep_bar = gl.zeros([WIDTH, HIDDEN // 2], gl.float32, layout)
-        faster_bar, carry_bar, velocity_keep_bar = write_bar, keep_bar, keep_bar
+        # Keys; how much was written; and how much was kept and carried on. What an adjoint makes of the errors tells
+        # keys and shares apart only at the end, and sums are left to the end too.
         none = gl.zeros([CHUNK, WIDTH], gl.float32, layout)
+        first_bar, second_bar, first_velocity_bar, second_velocity_bar = none, none, none, none
+        keep_bar = gl.zeros([WIDTH, HIDDEN // 2], gl.float32, layout)
+        carry_bar, velocity_keep_bar = keep_bar, keep_bar
         for half in gl.static_range(2):
             following = chunk if half == 0 else chunk + 1
             wanted = True if half == 0 else more
+            held_room, bar_room, error_1_room = firsts.index(zero), firsts.index(zero + 1), firsts.index(zero + 2)
             mbarrier.wait(loaded.index(3), half)
-            error_left = firsts.index(zero + 2).load(left).to(gl.float32)
-            error_write = (error_left * -gl.convert_layout(write, gl.SliceLayout(1, left))[:, None]).to(low)
-            through = warpgroup_mma(key_room, firsts.index(zero + 1), none, use_acc=False, is_async=True)
-            if MOMENTUM:
-                through_velocity = warpgroup_mma(key_room, firsts.index(zero + 6), none, use_acc=False, is_async=True)
-            key_bar = warpgroup_mma(firsts.index(zero + 3), firsts.index(zero).permute((1, 0)), key_bar, is_async=True)
+            first_bar = warpgroup_mma(error_1_room, bar_room.permute((1, 0)), first_bar, is_async=True)
+            key_bar = warpgroup_mma(firsts.index(zero + 3), held_room.permute((1, 0)), key_bar, is_async=True)
             if ANCHOR:
-                key_bar = warpgroup_mma(
-                    firsts.index(zero + 3), firsts.index(zero + 4).permute((1, 0)), key_bar, is_async=True
+                anchor = firsts.index(zero + 4).permute((1, 0))
+                key_bar = warpgroup_mma(firsts.index(zero + 3), anchor, key_bar, is_async=True)
+            bar = bar_room.load(layout).to(gl.float32)
+            keep_bar += held_room.load(layout).to(gl.float32) * bar
+            if MOMENTUM:
+                velocity_bar_room = firsts.index(zero + 6)
+                first_velocity_bar = warpgroup_mma(
+                    error_1_room, velocity_bar_room.permute((1, 0)), first_velocity_bar, is_async=True
                 )
-            key_bar = warpgroup_mma(error_write, firsts.index(zero + 1).permute((1, 0)), key_bar, is_async=True)
-            held, bar = (
-                firsts.index(zero).load(layout).to(gl.float32),
-                firsts.index(zero + 1).load(layout).to(gl.float32),
-            )
-            keep_bar += held * bar
-            if MOMENTUM:
-                error_faster = (error_left * -gl.convert_layout(faster, gl.SliceLayout(1, left))[:, None]).to(low)
-                key_bar = warpgroup_mma(error_faster, firsts.index(zero + 6).permute((1, 0)), key_bar, is_async=True)
-                held = firsts.index(zero + 5).load(layout).to(gl.float32)
-                carry_bar += held * bar
-                velocity_keep_bar += held * firsts.index(zero + 6).load(layout).to(gl.float32)
-                through, through_velocity, key_bar = warpgroup_mma_wait(
-                    0, [through, through_velocity, key_bar, error_write, error_faster]
-                )[:3]
+                velocity = firsts.index(zero + 5).load(layout).to(gl.float32)
+                carry_bar += velocity * bar
+                velocity_keep_bar += velocity * velocity_bar_room.load(layout).to(gl.float32)
+                first_bar, first_velocity_bar, key_bar = warpgroup_mma_wait(0, [first_bar, first_velocity_bar, key_bar])
             else:
-                through, key_bar = warpgroup_mma_wait(0, [through, key_bar, error_write])[:2]
-            error = firsts.index(zero + 2).load(layout).to(gl.float32)
-            write_bar -= through * error
-            if MOMENTUM:
-                faster_bar -= through_velocity * error
+                first_bar, key_bar = warpgroup_mma_wait(0, [first_bar, key_bar])
             fetch_first(
                 anchors, copies, copies_bar, first_errors, hidden_bar, firsts, loaded.index(3), following, 1 - half,
                 wanted, (following // chunks) % anchor_rows, CHUNK, WIDTH, HIDDEN, MOMENTUM, ANCHOR,
             )  # fmt: skip
 
+            held_room, bar_room, input_room = seconds.index(zero), seconds.index(zero + 1), seconds.index(zero + 2)
             mbarrier.wait(loaded.index(4), half)
-            through = warpgroup_mma(
-                seconds.index(zero + 2), seconds.index(zero + 1).permute((1, 0)), none, use_acc=False, is_async=True
-            )
+            second_bar = warpgroup_mma(input_room, bar_room.permute((1, 0)), second_bar, is_async=True)
+            bar = bar_room.load(layout).to(gl.float32)
+            keep_bar += held_room.load(layout).to(gl.float32) * bar
             if MOMENTUM:
-                through_velocity = warpgroup_mma(
-                    seconds.index(zero + 2), seconds.index(zero + 4).permute((1, 0)), none, use_acc=False, is_async=True
+                velocity_bar_room = seconds.index(zero + 4)
+                second_velocity_bar = warpgroup_mma(
+                    input_room, velocity_bar_room.permute((1, 0)), second_velocity_bar, is_async=True
                 )
-            held, bar = (
-                seconds.index(zero).load(layout).to(gl.float32),
-                seconds.index(zero + 1).load(layout).to(gl.float32),
-            )
-            keep_bar += held * bar
-            error = error_room.load(layout).to(gl.float32)
-            if MOMENTUM:
-                held = seconds.index(zero + 3).load(layout).to(gl.float32)
-                carry_bar += held * bar
-                velocity_keep_bar += held * seconds.index(zero + 4).load(layout).to(gl.float32)
-                through, through_velocity = warpgroup_mma_wait(0, [through, through_velocity])
-                faster_bar -= through_velocity * error
+                velocity = seconds.index(zero + 3).load(layout).to(gl.float32)
+                carry_bar += velocity * bar
+                velocity_keep_bar += velocity * velocity_bar_room.load(layout).to(gl.float32)
+                second_bar, second_velocity_bar = warpgroup_mma_wait(0, [second_bar, second_velocity_bar])
             else:
-                through = warpgroup_mma_wait(0, [through])
-            write_bar -= through * error
+                second_bar = warpgroup_mma_wait(0, [second_bar])
             fetch_second(
                 copies, copies_bar, inputs, seconds, loaded.index(4), following, 1 - half, wanted, CHUNK, WIDTH,
                 HIDDEN, MOMENTUM,
@@ -201,15 +182,19 @@ def settle_kernel(
             if half == 0:
                 tma.store_wait(0)
                 fetch_outputs(values, normals, errors_bar, keys_bar, outputs, loaded.index(2), chunk + 1, more, CHUNK)
+        key, error = key_room.load(layout).to(gl.float32), error_room.load(layout).to(gl.float32)
+        key_bar -= first_bar * write[:, None]
+        gl.store(end_written_bar + token, -gl.sum(key * first_bar + error * second_bar, 1))
+        gl.store(end_kept_bar + chunk, gl.sum(gl.sum(keep_bar, 1), 0))
+        if MOMENTUM:
+            key_bar -= first_velocity_bar * faster[:, None]
+            through = key * first_velocity_bar + error * second_velocity_bar
+            gl.store(end_velocity_written_bar + token, -gl.sum(through, 1))
+            gl.store(end_carried_bar + chunk, gl.sum(gl.sum(carry_bar, 1), 0))
+            gl.store(end_velocity_kept_bar + chunk, gl.sum(gl.sum(velocity_keep_bar, 1), 0))
         outputs.index(zero + 4).store(key_bar.to(low))
         fence_async_shared()
         tma.async_copy_shared_to_global(keys_bar, [here, 0], outputs.index(zero + 4))
-        gl.store(end_written_bar + token, gl.sum(write_bar, 1))
-        gl.store(end_kept_bar + chunk, gl.sum(gl.sum(keep_bar, 1), 0))
-        if MOMENTUM:
-            gl.store(end_velocity_written_bar + token, gl.sum(faster_bar, 1))
-            gl.store(end_carried_bar + chunk, gl.sum(gl.sum(carry_bar, 1), 0))
-            gl.store(end_velocity_kept_bar + chunk, gl.sum(gl.sum(velocity_keep_bar, 1), 0))
     tma.store_wait(0)
 
 
