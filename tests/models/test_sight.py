@@ -30,30 +30,30 @@ def seen(sight: Sight, keys: int) -> Tensor:
 
 @pytest.mark.parametrize("persistent", [0, 3])
 @pytest.mark.parametrize("window", [1, 5, 29, 64])
-def test_a_window_behind_persistent_tokens(persistent: int, window: int) -> None:
+def test_a_window_before_persistent_tokens(persistent: int, window: int) -> None:
     time = 29
-    for query, row in enumerate(seen(Sight(persistent, window, time), persistent + time).tolist()):
-        assert row[:persistent] == [True] * persistent
-        assert row[persistent:] == [0 <= query - key < window for key in range(time)]
+    for query, row in enumerate(seen(Sight(1, window, time), time + persistent).tolist()):
+        assert row[:time] == [0 <= query - key < window for key in range(time)]
+        assert row[time:] == [True] * persistent
 
 
 @pytest.mark.parametrize("persistent", [0, 3])
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_a_segment_sees_its_reads_and_its_tokens_up_to_each(persistent: int, contexts: int) -> None:
     segment = 13
-    found = seen(Sight(persistent, segment, segment), persistent + contexts * segment)
+    found = seen(Sight(contexts, segment, segment), contexts * segment + persistent)
     for query, row in enumerate(found.tolist()):
-        assert row == [True] * persistent + [key <= query for key in range(segment)] * contexts
+        assert row == [key <= query for key in range(segment)] * contexts + [True] * persistent
 
 
 @pytest.mark.parametrize(
     ("sight", "keys"),
     [
-        (Sight(4, 50, 300), 304),
-        (Sight(0, BLOCK, 4 * BLOCK), 4 * BLOCK),
-        (Sight(4, 2 * BLOCK, 8 * BLOCK), 4 + 8 * BLOCK),
-        (Sight(3, 2 * BLOCK, 2 * BLOCK), 3 + 4 * BLOCK),
-        (Sight(0, 40, 40), 40),
+        (Sight(1, 50, 300), 304),
+        (Sight(1, BLOCK, 4 * BLOCK), 4 * BLOCK),
+        (Sight(1, 2 * BLOCK, 8 * BLOCK), 4 + 8 * BLOCK),
+        (Sight(2, 2 * BLOCK, 2 * BLOCK), 3 + 4 * BLOCK),
+        (Sight(1, 40, 40), 40),
     ],
     ids=str,
 )
@@ -105,10 +105,12 @@ def test_a_whole_segment_at_once(persistent: int) -> None:
     width = DIM // HEADS
     queries, keys, values = (
         torch.randn(BATCH, HEADS, count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        for seed, count in enumerate((segment, persistent + 2 * segment, persistent + 2 * segment))
+        for seed, count in enumerate((segment, 2 * segment, 2 * segment))
     )
-    found = mixer.attention.merge(attend_in(Sight(persistent, segment, segment), queries, keys, values))
-    torch.testing.assert_close(found, mixer.from_start(queries, keys, values), rtol=1e-10, atol=1e-12)
+    pinned = mixer.attention.prefix()
+    beside = mixer.attention.before_prefix(keys, values, pinned)
+    found = mixer.attention.merge(attend_in(Sight(2, segment, segment), queries, *beside))
+    torch.testing.assert_close(found, mixer.from_start(queries, keys, values, pinned), rtol=1e-10, atol=1e-12)
 
 
 @torch.no_grad()
@@ -121,8 +123,8 @@ def test_a_compiled_window_is_made_once_for_each_length() -> None:
     for time in (29, 17, 29, 17, 29):
         torch.testing.assert_close(compiled(inputs(time)), mixer.mix(inputs(time)), rtol=1e-10, atol=1e-12)
     assert counter.frame_count == 2
-    made = Sight(3, 5, 29).blocks(32, CPU)
-    assert made is Sight(3, 5, 29).blocks(32, CPU)
+    made = Sight(1, 5, 29).blocks(32, CPU)
+    assert made is Sight(1, 5, 29).blocks(32, CPU)
     # Nothing of it is made in the graph: its tables come in from outside.
     assert not any("sort" in str(node.target) for graph in counter.graphs for node in graph.graph.nodes)
 

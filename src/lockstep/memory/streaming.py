@@ -101,8 +101,12 @@ def cut(
 
 
 def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
-    """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written."""
-    rows = Rows(queries.shape[0], queries.shape[1], arithmetic(queries.dtype))
+    """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written.
+
+    Products are of the precision that those of reads while writing are of (`pays`).
+    """
+    low = pays(queries, held, spec)
+    rows = Rows(queries.shape[0], queries.shape[1], queries.dtype if low else arithmetic(queries.dtype))
     with exactly(queries.device):
         weights = tuple(Retained(matrix, spec).weights for matrix in rows.weights(held))
         said = recall(rows.chunks(queries, queries.shape[2])[0], weights, spec, rows.affine(outer))

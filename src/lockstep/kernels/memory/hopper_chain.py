@@ -20,29 +20,30 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lockstep.kernels.memory.activations import activated_and_slope
 from lockstep.kernels.memory.heads import last_error, normalised, through_last_error
+from lockstep.kernels.memory.hopper_tiles import Room, Sheet, shared_by_warps, unknown_zero
 
 
 @gluon.jit
 def chain_kernel(
-    keys,  # [rows × time, WIDTH]
-    values,
-    threshold,  # [rows, time]
-    gain,  # [heads, WIDTH]
-    shift,
-    kept,  # [rows, time]
-    carried,
-    end_written,
-    end_velocity_kept,
-    end_velocity_written,
-    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
-    held,  # [rows, 2 or 4, WIDTH, HIDDEN] in 32 bits: weights, then velocities; replaced by the last ones
-    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]: what was held at each chunk's start
-    inputs,  # [rows × time, HIDDEN]: what was written, for the reads
-    first_errors,
-    last_errors,  # [rows × time, WIDTH]
-    heads,
-    anchor_rows,
-    chunks,
+    keys: Sheet,  # [rows × time, WIDTH]
+    values: Sheet,
+    threshold: gl.tensor,  # [rows, time]
+    gain: gl.tensor,  # [heads, WIDTH]
+    shift: gl.tensor,
+    kept: gl.tensor,  # [rows, time]
+    carried: gl.tensor,
+    end_written: gl.tensor,
+    end_velocity_kept: gl.tensor,
+    end_velocity_written: gl.tensor,
+    anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    held: Sheet,  # [rows, 2 or 4, WIDTH, HIDDEN] in 32 bits: weights, then velocities; replaced by the last ones
+    copies: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]: what was held at each chunk's start
+    inputs: Sheet,  # [rows × time, HIDDEN]: what was written, for the reads
+    first_errors: Sheet,
+    last_errors: Sheet,  # [rows × time, WIDTH]
+    heads: int,
+    anchor_rows: int,
+    chunks: int,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
     HIDDEN: gl.constexpr,
@@ -54,8 +55,8 @@ def chain_kernel(
     P: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ) -> None:
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    wide: gl.constexpr = shared_by_warps(HIDDEN)
+    narrow: gl.constexpr = shared_by_warps(WIDTH)
     across: gl.constexpr = gl.SliceLayout(0, narrow)
     low: gl.constexpr = keys.dtype
     PARTS: gl.constexpr = 4 if MOMENTUM else 2
@@ -93,7 +94,7 @@ def chain_kernel(
 
     for i in range(chunks):
         chunk = row * chunks + i
-        zero = chunk >> 31
+        zero = unknown_zero(chunk)
         key_room, value_room, last_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
         input_room, first_room = wides.index(zero + PARTS), wides.index(zero + PARTS + 1)
         if ANCHOR:
@@ -179,7 +180,7 @@ def chain_kernel(
 
 
 @gluon.jit
-def fetch(keys, values, token, loaded, narrows, wanted) -> None:
+def fetch(keys: Sheet, values: Sheet, token: gl.tensor, loaded: Room, narrows: Room, wanted: gl.tensor) -> None:
     """Keys and values of a chunk, on their way."""
     mbarrier.expect(loaded, keys.block_type.nbytes + values.block_type.nbytes, pred=wanted)
     tma.async_copy_global_to_shared(keys, [token, 0], loaded, narrows.index(0), pred=wanted)
@@ -187,7 +188,7 @@ def fetch(keys, values, token, loaded, narrows, wanted) -> None:
 
 
 @gluon.jit
-def lent_to(head, gain, shift, NORM: gl.constexpr, WIDTH: gl.constexpr):
+def lent_to(head: gl.tensor, gain: gl.tensor, shift: gl.tensor, NORM: gl.constexpr, WIDTH: gl.constexpr) -> Room:
     """Gain and shift of a head in shared memory [2, WIDTH]: registers are for what changes."""
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
     room = gl.allocate_shared_memory(gl.float32, [2, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -199,7 +200,9 @@ def lent_to(head, gain, shift, NORM: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def taken(held, place, room, loaded, turn: gl.constexpr, layout: gl.constexpr):
+def taken(
+    held: Sheet, place: gl.tensor, room: Room, loaded: Room, turn: gl.constexpr, layout: gl.constexpr
+) -> gl.tensor:
     """A matrix in 32 bits, by way of shared memory."""
     mbarrier.expect(loaded, held.block_type.nbytes)
     tma.async_copy_global_to_shared(held, [place, 0], loaded, room.index(0))
@@ -208,7 +211,7 @@ def taken(held, place, room, loaded, turn: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def left(held, place, room, matrix) -> None:
+def left(held: Sheet, place: gl.tensor, room: Room, matrix: gl.tensor) -> None:
     room.index(0).store(matrix)
     fence_async_shared()
     tma.async_copy_shared_to_global(held, [place, 0], room.index(0))
@@ -217,37 +220,37 @@ def left(held, place, room, matrix) -> None:
 
 @gluon.jit
 def chain_backward_kernel(
-    queries,  # [rows × time, WIDTH]
-    keys,
-    values,
-    threshold,  # [rows, time]
-    gain,  # [heads, WIDTH]
-    shift,
-    kept,  # [rows, time]
-    carried,
-    end_written,
-    end_velocity_kept,
-    end_velocity_written,
-    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
-    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
-    inputs,  # [rows × time, HIDDEN]: what was written, and the activations' derivatives
-    slopes,
-    bends,
-    last_errors,  # [rows × time, WIDTH]
-    normals,
-    scales,  # [rows, time]
-    read_inputs,  # [rows × time, HIDDEN]: what was read, and the adjoints of that
-    read_outputs_bar,
-    read_last_bar,  # [rows × time, WIDTH]
-    returned_bar,  # [rows × time, HIDDEN]: of the first errors, by reads; out: before the slope
-    last_errors_bar,  # [rows × time, WIDTH]: of the last errors, by reads
-    hidden_bar,  # [rows × time, HIDDEN]: of the inputs, by reads; out: before the activation
-    errors_bar,  # [rows × time, WIDTH]; out: of the last errors, all of it
-    copies_bar,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]; out: of what each chunk ended with
-    held_bar,  # [rows × 2 or 4 × WIDTH, HIDDEN] in 32 bits: of what was held last; out: of what was held first
-    heads,
-    anchor_rows,
-    chunks,
+    queries: Sheet,  # [rows × time, WIDTH]
+    keys: Sheet,
+    values: Sheet,
+    threshold: gl.tensor,  # [rows, time]
+    gain: gl.tensor,  # [heads, WIDTH]
+    shift: gl.tensor,
+    kept: gl.tensor,  # [rows, time]
+    carried: gl.tensor,
+    end_written: gl.tensor,
+    end_velocity_kept: gl.tensor,
+    end_velocity_written: gl.tensor,
+    anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs: Sheet,  # [rows × time, HIDDEN]: what was written, and the activations' derivatives
+    slopes: Sheet,
+    bends: Sheet,
+    last_errors: Sheet,  # [rows × time, WIDTH]
+    normals: Sheet,
+    scales: gl.tensor,  # [rows, time]
+    read_inputs: Sheet,  # [rows × time, HIDDEN]: what was read, and the adjoints of that
+    read_outputs_bar: Sheet,
+    read_last_bar: Sheet,  # [rows × time, WIDTH]
+    returned_bar: Sheet,  # [rows × time, HIDDEN]: of the first errors, by reads; out: before the slope
+    last_errors_bar: Sheet,  # [rows × time, WIDTH]: of the last errors, by reads
+    hidden_bar: Sheet,  # [rows × time, HIDDEN]: of the inputs, by reads; out: before the activation
+    errors_bar: Sheet,  # [rows × time, WIDTH]; out: of the last errors, all of it
+    copies_bar: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]; out: of what each chunk ended with
+    held_bar: Sheet,  # [rows × 2 or 4 × WIDTH, HIDDEN] in 32 bits: of what was held last; out: of what was held first
+    heads: int,
+    anchor_rows: int,
+    chunks: int,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
     HIDDEN: gl.constexpr,
@@ -260,8 +263,8 @@ def chain_backward_kernel(
     ACTIVATION: gl.constexpr,
 ) -> None:
     """Tiles that are wanted late in a chunk take the rooms of those that were wanted early."""
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    wide: gl.constexpr = shared_by_warps(HIDDEN)
+    narrow: gl.constexpr = shared_by_warps(WIDTH)
     left_wide: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     left_down: gl.constexpr = gl.SliceLayout(1, left_wide)
     left_across: gl.constexpr = gl.SliceLayout(0, left_wide)
@@ -322,7 +325,7 @@ def chain_backward_kernel(
     for back in range(chunks):
         chunk = row * chunks + chunks - 1 - back
         here, copy, end = chunk * CHUNK, chunk * PARTS * WIDTH, chunk * CHUNK + CHUNK - 1
-        phase, zero = back & 1, chunk >> 31
+        phase, zero = back & 1, unknown_zero(chunk)
         units = units_rooms.index(zero), units_rooms.index(zero + 1), units_rooms.index(zero + 2)
         input_room, second_room, read_room, anchor_room = (
             wides.index(zero), wides.index(zero + 1), wides.index(zero + 2), wides.index(zero + 3)
@@ -391,9 +394,13 @@ def chain_backward_kernel(
         # Through that of the second, and through the last errors, taken at the chunk's start.
         mbarrier.wait(middle, phase)
         nothing = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
-        direct = warpgroup_mma(input_room, matrices.index(zero + 1).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        direct = warpgroup_mma(
+            input_room, matrices.index(zero + 1).permute((1, 0)), nothing, use_acc=False, is_async=True
+        )
         if MOMENTUM:
-            more_2 = warpgroup_mma(input_room, matrices.index(zero + 3).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            more_2 = warpgroup_mma(
+                input_room, matrices.index(zero + 3).permute((1, 0)), nothing, use_acc=False, is_async=True
+            )
         error_bar = warpgroup_mma(u_room, second_room.permute((1, 0)), nothing, use_acc=False, is_async=True)
         if ANCHOR:
             error_bar = warpgroup_mma(u_room, anchor_room.permute((1, 0)), error_bar, is_async=True)
@@ -470,17 +477,17 @@ def chain_backward_kernel(
 
 @gluon.jit
 def coefficients_of(
-    token,
-    end_written,
-    end_velocity_written,
-    kept,
-    carried,
-    scales,
-    threshold,
+    token: gl.tensor,
+    end_written: gl.tensor,
+    end_velocity_written: gl.tensor,
+    kept: gl.tensor,
+    carried: gl.tensor,
+    scales: gl.tensor,
+    threshold: gl.tensor,
     CHUNK: gl.constexpr,
     MOMENTUM: gl.constexpr,
     HUBER: gl.constexpr,
-):
+) -> tuple[gl.tensor, ...]:
     """Of a chunk that begins with `token`; what there is not is replaced by what there is."""
     token += gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [8], [0]))
     write, share, scale = gl.load(end_written + token), gl.load(kept + token), gl.load(scales + token)

@@ -18,27 +18,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import normalised, said, through_norm
+from lockstep.kernels.memory.hopper_tiles import Room, Sheet, fetch_anchors, own_chunks, shared_by_warps, unknown_zero
 
 
 @gluon.jit
 def read_kernel(
-    queries,  # [rows × time, WIDTH]
-    keys,
-    gain,  # [heads, WIDTH]
-    shift,
-    kept,  # [rows, time]
-    carried,
-    written,  # [rows × time, CHUNK]
-    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
-    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
-    inputs,  # [rows × time, HIDDEN]: what was written
-    first_errors,
-    last_errors,  # [rows × time, WIDTH]
-    reads,
-    heads,
-    anchor_rows,
-    chunks,
-    total,
+    queries: Sheet,  # [rows × time, WIDTH]
+    keys: Sheet,
+    gain: gl.tensor,  # [heads, WIDTH]
+    shift: gl.tensor,
+    kept: gl.tensor,  # [rows, time]
+    carried: gl.tensor,
+    written: Sheet,  # [rows × time, CHUNK]
+    anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs: Sheet,  # [rows × time, HIDDEN]: what was written
+    first_errors: Sheet,
+    last_errors: Sheet,  # [rows × time, WIDTH]
+    reads: Sheet,
+    heads: int,
+    anchor_rows: int,
+    chunks: int,
+    total: int,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
     HIDDEN: gl.constexpr,
@@ -50,8 +51,8 @@ def read_kernel(
     P: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ) -> None:
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    wide: gl.constexpr = shared_by_warps(HIDDEN)
+    narrow: gl.constexpr = shared_by_warps(WIDTH)
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     down: gl.constexpr = gl.SliceLayout(1, narrow)
     across: gl.constexpr = gl.SliceLayout(0, narrow)
@@ -67,8 +68,7 @@ def read_kernel(
     if ANCHOR:
         anchor, anchor_phase = -1, 1
 
-    programs = gl.num_programs(0)
-    begin, end = gl.program_id(0) * total // programs, (gl.program_id(0) + 1) * total // programs
+    begin, end = own_chunks(total)
     fetch_first(
         queries, keys, first_errors, copies, narrows, wides, loaded.index(0), begin, begin < end, CHUNK, WIDTH, PARTS,
         VELOCITIES,
@@ -78,7 +78,7 @@ def read_kernel(
         VELOCITIES,
     )  # fmt: skip
     for chunk in range(begin, end):
-        zero = chunk >> 31
+        zero = unknown_zero(chunk)
         query_room, key_room, share_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
         error_room, scores_room, out_room = narrows.index(zero + 3), narrows.index(zero + 4), narrows.index(zero + 5)
         read_room, first_room, input_room = wides.index(zero), wides.index(zero + 1), wides.index(zero + 2)
@@ -101,8 +101,8 @@ def read_kernel(
             carry = carry[:, None]
         g = gl.load(gain + place)[None, :] if NORM else 1.0
         s = gl.load(shift + place)[None, :] if NORM else 0.0
-        if ANCHOR:
-            if anchor != row % anchor_rows:  # noqa: SIM102 - the first is known to the compiler, the second is not
+        if ANCHOR:  # noqa: SIM102 - this is known to the compiler, the next is not
+            if anchor != row % anchor_rows:
                 anchor, anchor_phase = row % anchor_rows, anchor_phase ^ 1
                 fetch_anchors(anchors, anchor, loaded.index(2), anchor_1, anchor_2, anchor_phase, WIDTH)
 
@@ -111,8 +111,8 @@ def read_kernel(
         none = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
         no_units = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
         found = asked(
-            query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor_1, share_left, carry_left,
-            none, no_units, MOMENTUM, ANCHOR,
+            query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor_1, share_left,
+            carry_left, none, no_units, MOMENTUM, ANCHOR,
         )  # fmt: skip
         query = query_room.load(narrow).to(gl.float32)
         fetch_first(
@@ -139,35 +139,35 @@ def read_kernel(
 
 @gluon.jit
 def read_backward_kernel(
-    queries,  # [rows × time, WIDTH]
-    keys,
-    reads_bar,
-    gain,  # [heads, WIDTH]
-    kept,  # [rows, time]
-    carried,
-    written,  # [rows × time, CHUNK]
-    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
-    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
-    inputs,  # [rows × time, HIDDEN]
-    first_errors,
-    last_errors,  # [rows × time, WIDTH]
-    read_inputs,  # [rows × time, HIDDEN]; what follows is what comes out
-    read_outputs_bar,
-    read_last_bar,  # [rows × time, WIDTH]
-    first_errors_bar,  # [rows × time, HIDDEN]: adjoints of what was written
-    last_errors_bar,  # [rows × time, WIDTH]
-    inputs_bar,  # [rows × time, HIDDEN]
-    keys_bar,  # [rows × time, WIDTH]
-    queries_bar,
-    kept_bar,  # [rows, time]
-    carried_bar,
-    written_bar,  # [rows × time, CHUNK]
-    gain_bar,  # [rows, chunks, WIDTH]
-    shift_bar,
-    heads,
-    anchor_rows,
-    chunks,
-    total,
+    queries: Sheet,  # [rows × time, WIDTH]
+    keys: Sheet,
+    reads_bar: Sheet,
+    gain: gl.tensor,  # [heads, WIDTH]
+    kept: gl.tensor,  # [rows, time]
+    carried: gl.tensor,
+    written: Sheet,  # [rows × time, CHUNK]
+    anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs: Sheet,  # [rows × time, HIDDEN]
+    first_errors: Sheet,
+    last_errors: Sheet,  # [rows × time, WIDTH]
+    read_inputs: Sheet,  # [rows × time, HIDDEN]; what follows is what comes out
+    read_outputs_bar: Sheet,
+    read_last_bar: Sheet,  # [rows × time, WIDTH]
+    first_errors_bar: Sheet,  # [rows × time, HIDDEN]: adjoints of what was written
+    last_errors_bar: Sheet,  # [rows × time, WIDTH]
+    inputs_bar: Sheet,  # [rows × time, HIDDEN]
+    keys_bar: Sheet,  # [rows × time, WIDTH]
+    queries_bar: Sheet,
+    kept_bar: gl.tensor,  # [rows, time]
+    carried_bar: gl.tensor,
+    written_bar: Sheet,  # [rows × time, CHUNK]
+    gain_bar: gl.tensor,  # [rows, chunks, WIDTH]
+    shift_bar: gl.tensor,
+    heads: int,
+    anchor_rows: int,
+    chunks: int,
+    total: int,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
     HIDDEN: gl.constexpr,
@@ -179,8 +179,8 @@ def read_backward_kernel(
     P: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ) -> None:
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    wide: gl.constexpr = shared_by_warps(HIDDEN)
+    narrow: gl.constexpr = shared_by_warps(WIDTH)
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     down: gl.constexpr = gl.SliceLayout(1, narrow)
     across: gl.constexpr = gl.SliceLayout(0, narrow)
@@ -197,8 +197,7 @@ def read_backward_kernel(
     if ANCHOR:
         anchor, anchor_phase = -1, 1
 
-    programs = gl.num_programs(0)
-    begin, end = gl.program_id(0) * total // programs, (gl.program_id(0) + 1) * total // programs
+    begin, end = own_chunks(total)
     fetch_first(
         queries, keys, first_errors, copies, narrows, wides, loaded.index(0), begin, begin < end, CHUNK, WIDTH,
         PARTS, VELOCITIES,
@@ -209,7 +208,7 @@ def read_backward_kernel(
     )  # fmt: skip
     fetch_bar(reads_bar, narrows, loaded.index(3), begin, begin < end, CHUNK)
     for chunk in range(begin, end):
-        zero = chunk >> 31
+        zero = unknown_zero(chunk)
         query_room, key_room, share_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
         error_room, bar_room, last_room = narrows.index(zero + 3), narrows.index(zero + 4), narrows.index(zero + 5)
         scores_room, scores_2_room = narrows.index(zero + 6), narrows.index(zero + 7)
@@ -238,8 +237,8 @@ def read_backward_kernel(
             carry_left = gl.convert_layout(carry, gl.SliceLayout(1, left))[:, None]
             carry = carry[:, None]
         g = gl.load(gain + (row % heads) * WIDTH + gl.arange(0, WIDTH, across))[None, :] if NORM else 1.0
-        if ANCHOR:
-            if anchor != row % anchor_rows:  # noqa: SIM102 - the first is known to the compiler, the second is not
+        if ANCHOR:  # noqa: SIM102 - this is known to the compiler, the next is not
+            if anchor != row % anchor_rows:
                 anchor, anchor_phase = row % anchor_rows, anchor_phase ^ 1
                 fetch_anchors(anchors, anchor, loaded.index(2), anchor_1, anchor_2, anchor_phase, WIDTH)
 
@@ -249,8 +248,8 @@ def read_backward_kernel(
         none = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
         no_units = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
         found = asked(
-            query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor_1, share_left, carry_left,
-            none, no_units, MOMENTUM, ANCHOR,
+            query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor_1, share_left,
+            carry_left, none, no_units, MOMENTUM, ANCHOR,
         )  # fmt: skip
         read, slope = activated_and_slope(found, ACTIVATION)
         slope = slope.to(low)
@@ -336,8 +335,8 @@ def read_backward_kernel(
         tma.async_copy_shared_to_global(first_errors_bar, [here, 0], first_room)
         tma.async_copy_shared_to_global(written_bar, [here, 0], scores_room)
         fetch_second(
-            written, last_errors, inputs, copies, narrows, wides, loaded.index(1), chunk + 1, chunk + 1 < end, CHUNK, WIDTH,
-            PARTS, VELOCITIES,
+            written, last_errors, inputs, copies, narrows, wides, loaded.index(1), chunk + 1, chunk + 1 < end, CHUNK,
+            WIDTH, PARTS, VELOCITIES,
         )  # fmt: skip
         fetch_bar(reads_bar, narrows, loaded.index(3), chunk + 1, chunk + 1 < end, CHUNK)
         if RESIDUAL:
@@ -354,17 +353,29 @@ def read_backward_kernel(
         tma.async_copy_shared_to_global(keys_bar, [here, 0], scores_2_room)
         tma.async_copy_shared_to_global(queries_bar, [here, 0], last_room)
         fetch_first(
-            queries, keys, first_errors, copies, narrows, wides, loaded.index(0), chunk + 1, chunk + 1 < end, CHUNK, WIDTH,
-            PARTS, VELOCITIES,
+            queries, keys, first_errors, copies, narrows, wides, loaded.index(0), chunk + 1, chunk + 1 < end, CHUNK,
+            WIDTH, PARTS, VELOCITIES,
         )  # fmt: skip
     tma.store_wait(0)
 
 
 @gluon.jit
 def asked(
-    query_room, key_room, share_room, scores_room, first_room, first, velocity, anchor, share, carry, none, no_units,
-    MOMENTUM: gl.constexpr, ANCHOR: gl.constexpr,
-):  # fmt: skip
+    query_room: Room,
+    key_room: Room,
+    share_room: Room,
+    scores_room: Room,
+    first_room: Room,
+    first: Room,
+    velocity: Room,
+    anchor: Room,
+    share: gl.tensor,
+    carry: gl.tensor,
+    none: gl.tensor,
+    no_units: gl.tensor,
+    MOMENTUM: gl.constexpr,
+    ANCHOR: gl.constexpr,
+) -> gl.tensor:
     """What queries find with the first matrix [CHUNK, HIDDEN]; scores stay in their room."""
     low: gl.constexpr = query_room.dtype
     narrow: gl.constexpr = none.type.layout
@@ -388,9 +399,20 @@ def asked(
 
 @gluon.jit
 def answered(
-    read_room, share_room, scores_room, input_room, error_room, second, velocity, anchor, share, carry, none,
-    MOMENTUM: gl.constexpr, ANCHOR: gl.constexpr,
-):  # fmt: skip
+    read_room: Room,
+    share_room: Room,
+    scores_room: Room,
+    input_room: Room,
+    error_room: Room,
+    second: Room,
+    velocity: Room,
+    anchor: Room,
+    share: gl.tensor,
+    carry: gl.tensor,
+    none: gl.tensor,
+    MOMENTUM: gl.constexpr,
+    ANCHOR: gl.constexpr,
+) -> tuple[gl.tensor, ...]:
     """Scores of what was found, what the second matrix and its velocity say to it, and all of the answer."""
     low: gl.constexpr = read_room.dtype
     narrow: gl.constexpr = none.type.layout
@@ -413,19 +435,21 @@ def answered(
 
 
 @gluon.jit
-def fetch_anchors(anchors, anchor, loaded, anchor_1, anchor_2, phase, WIDTH: gl.constexpr) -> None:
-    """Both, and that they are there."""
-    mbarrier.expect(loaded, 2 * anchors.block_type.nbytes)
-    tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH, 0], loaded, anchor_1)
-    tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH + WIDTH, 0], loaded, anchor_2)
-    mbarrier.wait(loaded, phase)
-
-
-@gluon.jit
 def fetch_first(
-    queries, keys, first_errors, copies, narrows, wides, loaded, chunk, wanted,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr, VELOCITIES: gl.constexpr,
-) -> None:  # fmt: skip
+    queries: Sheet,
+    keys: Sheet,
+    first_errors: Sheet,
+    copies: Sheet,
+    narrows: Room,
+    wides: Room,
+    loaded: Room,
+    chunk: gl.tensor,
+    wanted: gl.tensor,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    PARTS: gl.constexpr,
+    VELOCITIES: gl.constexpr,
+) -> None:
     """What a chunk's reads take of the first matrix, on its way."""
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
     mbarrier.expect(loaded, 2 * keys.block_type.nbytes + first_errors.block_type.nbytes + matrices, pred=wanted)
@@ -440,9 +464,20 @@ def fetch_first(
 
 @gluon.jit
 def fetch_second(
-    written, last_errors, inputs, copies, narrows, wides, loaded, chunk, wanted,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr, VELOCITIES: gl.constexpr,
-) -> None:  # fmt: skip
+    written: Sheet,
+    last_errors: Sheet,
+    inputs: Sheet,
+    copies: Sheet,
+    narrows: Room,
+    wides: Room,
+    loaded: Room,
+    chunk: gl.tensor,
+    wanted: gl.tensor,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    PARTS: gl.constexpr,
+    VELOCITIES: gl.constexpr,
+) -> None:
     """The same for the second, and the shares of both."""
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
     mbarrier.expect(loaded, 2 * last_errors.block_type.nbytes + inputs.block_type.nbytes + matrices, pred=wanted)
@@ -456,6 +491,8 @@ def fetch_second(
 
 
 @gluon.jit
-def fetch_bar(reads_bar, narrows, loaded, chunk, wanted, CHUNK: gl.constexpr) -> None:
+def fetch_bar(
+    reads_bar: Sheet, narrows: Room, loaded: Room, chunk: gl.tensor, wanted: gl.tensor, CHUNK: gl.constexpr
+) -> None:
     mbarrier.expect(loaded, reads_bar.block_type.nbytes, pred=wanted)
     tma.async_copy_global_to_shared(reads_bar, [chunk * CHUNK, 0], loaded, narrows.index(4), pred=wanted)

@@ -17,41 +17,42 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lockstep.kernels.memory.heads import through_last_error
+from lockstep.kernels.memory.hopper_tiles import Room, Sheet, own_chunks, shared_by_warps, unknown_zero
 
 
 @gluon.jit
 def settle_kernel(
-    keys,  # [rows × time, WIDTH]
-    values,
-    threshold,  # [rows, time]
-    gain,  # [heads, WIDTH]
-    shift,
-    end_written,  # [rows, time]
-    end_velocity_written,
-    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN], in halves, as all that is so wide
-    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
-    inputs,  # [rows × time, HIDDEN]
-    first_errors,
-    last_errors,  # [rows × time, WIDTH]
-    normals,
-    scales,  # [rows, time]
-    errors_bar,  # [rows × time, WIDTH]: of the last errors; out: of the last outputs
-    hidden_bar,  # [rows × time, HIDDEN]
-    copies_bar,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
-    keys_bar,  # [rows × time, WIDTH]: by reads; out: all of it
-    values_bar,
-    threshold_bar,  # [rows, time]
-    gain_bar,  # [rows, chunks, WIDTH]
-    shift_bar,
-    end_kept_bar,  # [rows, chunks]
-    end_carried_bar,
-    end_written_bar,  # [rows, time]
-    end_velocity_kept_bar,  # [rows, chunks]
-    end_velocity_written_bar,  # [rows, time]
-    heads,
-    anchor_rows,
-    chunks,
-    total,
+    keys: Sheet,  # [rows × time, WIDTH]
+    values: Sheet,
+    threshold: gl.tensor,  # [rows, time]
+    gain: gl.tensor,  # [heads, WIDTH]
+    shift: gl.tensor,
+    end_written: gl.tensor,  # [rows, time]
+    end_velocity_written: gl.tensor,
+    anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN], in halves, as all that is so wide
+    copies: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs: Sheet,  # [rows × time, HIDDEN]
+    first_errors: Sheet,
+    last_errors: Sheet,  # [rows × time, WIDTH]
+    normals: Sheet,
+    scales: gl.tensor,  # [rows, time]
+    errors_bar: Sheet,  # [rows × time, WIDTH]: of the last errors; out: of the last outputs
+    hidden_bar: Sheet,  # [rows × time, HIDDEN]
+    copies_bar: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    keys_bar: Sheet,  # [rows × time, WIDTH]: by reads; out: all of it
+    values_bar: Sheet,
+    threshold_bar: gl.tensor,  # [rows, time]
+    gain_bar: gl.tensor,  # [rows, chunks, WIDTH]
+    shift_bar: gl.tensor,
+    end_kept_bar: gl.tensor,  # [rows, chunks]
+    end_carried_bar: gl.tensor,
+    end_written_bar: gl.tensor,  # [rows, time]
+    end_velocity_kept_bar: gl.tensor,  # [rows, chunks]
+    end_velocity_written_bar: gl.tensor,  # [rows, time]
+    heads: int,
+    anchor_rows: int,
+    chunks: int,
+    total: int,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
     HIDDEN: gl.constexpr,
@@ -63,7 +64,7 @@ def settle_kernel(
     P: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ) -> None:
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    layout: gl.constexpr = shared_by_warps(WIDTH)
     down: gl.constexpr = gl.SliceLayout(1, layout)
     across: gl.constexpr = gl.SliceLayout(0, layout)
     low: gl.constexpr = keys.dtype
@@ -77,8 +78,7 @@ def settle_kernel(
         mbarrier.init(loaded.index(barrier), count=1)
     fence_async_shared()
 
-    programs = gl.num_programs(0)
-    begin, end = gl.program_id(0) * total // programs, (gl.program_id(0) + 1) * total // programs
+    begin, end = own_chunks(total)
     fetch_tokens(keys, last_errors, tokens, loaded, begin, 0, begin < end, CHUNK)
     fetch_outputs(values, normals, errors_bar, keys_bar, outputs, loaded.index(2), begin, begin < end, CHUNK)
     fetch_first(
@@ -90,7 +90,7 @@ def settle_kernel(
     )
     for chunk in range(begin, end):
         row, here, turn = chunk // chunks, chunk * CHUNK, chunk - begin
-        more, zero = chunk + 1 < end, chunk >> 31
+        more, zero = chunk + 1 < end, unknown_zero(chunk)
         token, place = here + gl.arange(0, CHUNK, down), gl.arange(0, WIDTH, across)
         write, scale = gl.load(end_written + token), gl.load(scales + token)[:, None]
         faster = gl.load(end_velocity_written + token) if MOMENTUM else write
@@ -199,7 +199,16 @@ def settle_kernel(
 
 
 @gluon.jit
-def fetch_tokens(keys, last_errors, tokens, loaded, chunk, slot, wanted, CHUNK: gl.constexpr) -> None:
+def fetch_tokens(
+    keys: Sheet,
+    last_errors: Sheet,
+    tokens: Room,
+    loaded: Room,
+    chunk: gl.tensor,
+    slot: gl.tensor,
+    wanted: gl.tensor,
+    CHUNK: gl.constexpr,
+) -> None:
     """Keys and last errors, which are wanted all along, into one of two slots."""
     barrier, here = loaded.index(slot), chunk * CHUNK
     mbarrier.expect(barrier, 2 * keys.block_type.nbytes, pred=wanted)
@@ -208,7 +217,17 @@ def fetch_tokens(keys, last_errors, tokens, loaded, chunk, slot, wanted, CHUNK: 
 
 
 @gluon.jit
-def fetch_outputs(values, normals, errors_bar, keys_bar, outputs, loaded, chunk, wanted, CHUNK: gl.constexpr) -> None:
+def fetch_outputs(
+    values: Sheet,
+    normals: Sheet,
+    errors_bar: Sheet,
+    keys_bar: Sheet,
+    outputs: Room,
+    loaded: Room,
+    chunk: gl.tensor,
+    wanted: gl.tensor,
+    CHUNK: gl.constexpr,
+) -> None:
     """What the last error takes, and the adjoints of keys so far."""
     here = chunk * CHUNK
     mbarrier.expect(loaded, 4 * values.block_type.nbytes, pred=wanted)
@@ -220,9 +239,23 @@ def fetch_outputs(values, normals, errors_bar, keys_bar, outputs, loaded, chunk,
 
 @gluon.jit
 def fetch_first(
-    anchors, copies, copies_bar, first_errors, hidden_bar, firsts, loaded, chunk, half, wanted, anchor,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, HIDDEN: gl.constexpr, MOMENTUM: gl.constexpr, ANCHOR: gl.constexpr,
-) -> None:  # fmt: skip
+    anchors: Sheet,
+    copies: Sheet,
+    copies_bar: Sheet,
+    first_errors: Sheet,
+    hidden_bar: Sheet,
+    firsts: Room,
+    loaded: Room,
+    chunk: gl.tensor,
+    half: gl.tensor,
+    wanted: gl.tensor,
+    anchor: gl.tensor,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    MOMENTUM: gl.constexpr,
+    ANCHOR: gl.constexpr,
+) -> None:
     """What half a chunk takes of the first matrix: itself, its adjoint, errors, their adjoint; anchor; velocities."""
     unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH
     tiles: gl.constexpr = 4 + (1 if ANCHOR else 0) + (2 if MOMENTUM else 0)
@@ -240,9 +273,19 @@ def fetch_first(
 
 @gluon.jit
 def fetch_second(
-    copies, copies_bar, inputs, seconds, loaded, chunk, half, wanted, CHUNK: gl.constexpr, WIDTH: gl.constexpr,
-    HIDDEN: gl.constexpr, MOMENTUM: gl.constexpr,
-) -> None:  # fmt: skip
+    copies: Sheet,
+    copies_bar: Sheet,
+    inputs: Sheet,
+    seconds: Room,
+    loaded: Room,
+    chunk: gl.tensor,
+    half: gl.tensor,
+    wanted: gl.tensor,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    HIDDEN: gl.constexpr,
+    MOMENTUM: gl.constexpr,
+) -> None:
     """What it takes of the second: itself, its adjoint, inputs; velocities."""
     unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH + WIDTH
     mbarrier.expect(loaded, (5 if MOMENTUM else 3) * copies.block_type.nbytes, pred=wanted)

@@ -18,29 +18,29 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lockstep.kernels.memory.activations import activate, curve_of, slope_of
 from lockstep.kernels.memory.heads import last_error, normalised
-from lockstep.kernels.memory.hopper_reading import fetch_anchors
+from lockstep.kernels.memory.hopper_tiles import Room, Sheet, fetch_anchors, own_chunks, shared_by_warps, unknown_zero
 
 
 @gluon.jit
 def rewrite_kernel(
-    keys,  # [rows × time, WIDTH]
-    values,
-    threshold,  # [rows, time]
-    gain,  # [heads, WIDTH]
-    shift,
-    anchors,  # [heads or rows × 2 × WIDTH, HIDDEN]
-    copies,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
-    inputs,  # [rows × time, HIDDEN]: what comes out
-    slopes,
-    bends,
-    first_errors,
-    last_errors,  # [rows × time, WIDTH]
-    normals,
-    scales,  # [rows, time]
-    heads,
-    anchor_rows,
-    chunks,
-    total,
+    keys: Sheet,  # [rows × time, WIDTH]
+    values: Sheet,
+    threshold: gl.tensor,  # [rows, time]
+    gain: gl.tensor,  # [heads, WIDTH]
+    shift: gl.tensor,
+    anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN]
+    copies: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
+    inputs: Sheet,  # [rows × time, HIDDEN]: what comes out
+    slopes: Sheet,
+    bends: Sheet,
+    first_errors: Sheet,
+    last_errors: Sheet,  # [rows × time, WIDTH]
+    normals: Sheet,
+    scales: gl.tensor,  # [rows, time]
+    heads: int,
+    anchor_rows: int,
+    chunks: int,
+    total: int,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
     HIDDEN: gl.constexpr,
@@ -52,8 +52,8 @@ def rewrite_kernel(
     P: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ) -> None:
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HIDDEN // 2, 16])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, WIDTH // 2, 16])
+    wide: gl.constexpr = shared_by_warps(HIDDEN)
+    narrow: gl.constexpr = shared_by_warps(WIDTH)
     down: gl.constexpr = gl.SliceLayout(1, narrow)
     across: gl.constexpr = gl.SliceLayout(0, narrow)
     low: gl.constexpr = keys.dtype
@@ -71,15 +71,12 @@ def rewrite_kernel(
         anchor_rooms = gl.allocate_shared_memory(low, [2, WIDTH, HIDDEN], anchors.layout)
         anchor, anchor_phase = -1, 1
 
-    programs = gl.num_programs(0)
-    begin, end = gl.program_id(0) * total // programs, (gl.program_id(0) + 1) * total // programs
+    begin, end = own_chunks(total)
     fetch(keys, values, copies, tokens, matrices, loaded, begin, 0, begin < end, CHUNK, WIDTH, PARTS)
     for chunk in range(begin, end):
-        row, here, turn, zero = chunk // chunks, chunk * CHUNK, chunk - begin, chunk >> 31
+        row, here, turn, zero = chunk // chunks, chunk * CHUNK, chunk - begin, unknown_zero(chunk)
         slot = turn & 1
-        fetch(
-            keys, values, copies, tokens, matrices, loaded, chunk + 1, 1 - slot, chunk + 1 < end, CHUNK, WIDTH, PARTS
-        )
+        fetch(keys, values, copies, tokens, matrices, loaded, chunk + 1, 1 - slot, chunk + 1 < end, CHUNK, WIDTH, PARTS)
         token, place = here + gl.arange(0, CHUNK, down), (row % heads) * WIDTH + gl.arange(0, WIDTH, across)
         limit = gl.load(threshold + token)[:, None] if HUBER else 0.0
         g = gl.load(gain + place)[None, :] if NORM else 1.0
@@ -137,9 +134,19 @@ def rewrite_kernel(
 
 @gluon.jit
 def fetch(
-    keys, values, copies, tokens, matrices, loaded, chunk, slot, wanted,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr,
-) -> None:  # fmt: skip
+    keys: Sheet,
+    values: Sheet,
+    copies: Sheet,
+    tokens: Room,
+    matrices: Room,
+    loaded: Room,
+    chunk: gl.tensor,
+    slot: gl.tensor,
+    wanted: gl.tensor,
+    CHUNK: gl.constexpr,
+    WIDTH: gl.constexpr,
+    PARTS: gl.constexpr,
+) -> None:
     """Keys, values and both matrices of a chunk, on their way to one of two slots."""
     barrier, here, copy = loaded.index(slot), chunk * CHUNK, chunk * PARTS * WIDTH
     mbarrier.expect(barrier, 2 * keys.block_type.nbytes + 2 * copies.block_type.nbytes, pred=wanted)

@@ -140,9 +140,8 @@ class Attention(Mixer):
 
     def at_once(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
         """Windowed attention by a kernel that leaves out what is not seen."""
-        prefix, time = self.prefix(), keys.shape[2]
-        keys, values = self.after_prefix(keys, values, prefix)
-        return attend_in(Sight(keys.shape[2] - time, window, time), queries, keys, values)
+        sight = Sight(1, window, keys.shape[2])
+        return attend_in(sight, queries, *self.before_prefix(keys, values, self.prefix()))
 
     def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
         """Windowed attention in blocks as long as the window: each sees itself and the one before, no more."""
@@ -216,13 +215,13 @@ class Attention(Mixer):
 
     def after_prefix(self, keys: Tensor, values: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
         """Keys and values with those of the persistent tokens first."""
-        if not prefix:
-            return keys, values
-        joined = [
-            torch.cat((own.to(x.dtype).expand(x.shape[0], -1, -1, -1), x), dim=2)
-            for own, x in zip(prefix, (keys, values), strict=True)
-        ]
-        return joined[0], joined[1]
+        own = spread(prefix, keys, values)
+        return (torch.cat((own[0], keys), dim=2), torch.cat((own[1], values), dim=2)) if own else (keys, values)
+
+    def before_prefix(self, keys: Tensor, values: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
+        """The same with those last, as `Sight` has them."""
+        own = spread(prefix, keys, values)
+        return (torch.cat((keys, own[0]), dim=2), torch.cat((values, own[1]), dim=2)) if own else (keys, values)
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which key positions a query position sees: [..., queries, keys] of bool."""
@@ -268,3 +267,11 @@ class Attention(Mixer):
             decoding_extra=one_token - scores,
             state_bytes=cache if self.causal else 0,
         )
+
+
+def spread(prefix: Prefix, keys: Tensor, values: Tensor) -> Prefix:
+    """The prefix for every sample, in the precision of what it stands beside."""
+    if not prefix:
+        return ()
+    own_keys, own_values = (part.expand(keys.shape[0], -1, -1, -1) for part in prefix)
+    return own_keys.to(keys.dtype), own_values.to(values.dtype)

@@ -137,16 +137,18 @@ class MemoryAsContext(Mixer):
             cached = state.keys, state.values
             if inside.shape[1] < self.segment:
                 cached = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
-            return self.from_start(rows.queries, *self.attention.after_prefix(keys, values, pinned)), *cached
+            return self.from_start(rows.queries, keys, values, pinned), *cached
         keys, values = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
         mask = inside[:, :, None] >= torch.arange(self.segment, device=inside.device).repeat(self.contexts)
         return self.masked(rows.queries, keys, values, mask), keys, values
 
-    def from_start(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def from_start(self, queries: Tensor, keys: Tensor, values: Tensor, pinned: Prefix) -> Tensor:
         """Attention [batch, time, dim] of the first tokens of a segment; whole segments all look alike."""
         time = queries.shape[2]
         if time == self.segment and self.attention.skips(queries, keys, values):
-            return self.attention.merge(attend_in(Sight(self.persistent, time, time), queries, keys, values))
+            keys, values = self.attention.before_prefix(keys, values, pinned)
+            return self.attention.merge(attend_in(Sight(self.contexts, time, time), queries, keys, values))
+        keys, values = self.attention.after_prefix(keys, values, pinned)
         order = torch.arange(time, device=queries.device)
         return self.masked(queries, keys, values, (order[:, None] >= order.repeat(self.contexts))[None])
 

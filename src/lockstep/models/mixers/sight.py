@@ -20,10 +20,13 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Sight(NamedTuple):
-    """Keys stand in rows after a prefix; a query sees the prefix, and in each row itself and those shortly before."""
+    """Keys stand in rows, and some behind them; a query sees these, and in each row itself and those shortly before.
 
-    prefix: int
-    """Keys in front, which everybody sees."""
+    What everybody sees comes last, so that rows begin where blocks do: fewer of these are then seen in part.
+    """
+
+    rows: int
+    """How many; keys behind them everybody sees."""
     window: int
     """How many keys of a row a query sees at most, that of its own place included."""
     row: int
@@ -31,11 +34,11 @@ class Sight(NamedTuple):
 
     @property
     def rule(self) -> Rule:
-        prefix, window, row = self
+        rows, window, row = self
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            distance = query - (key - prefix) % row
-            return (key < prefix) | ((distance >= 0) & (distance < window))
+            distance = query - key % row
+            return (key >= rows * row) | ((distance >= 0) & (distance < window))
 
         return sees
 
@@ -46,11 +49,11 @@ class Sight(NamedTuple):
         return prepared(block_mask, *(operator.index(size) for size in (*self, keys)), device)
 
 
-def block_mask(prefix: int, window: int, row: int, keys: int, device: torch.device) -> BlockMask:
+def block_mask(rows: int, window: int, row: int, keys: int, device: torch.device) -> BlockMask:
     """As torch's create_block_mask, but one block of queries after the other: all pairs at once may be too many."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    rule = Sight(prefix, window, row).rule
+    rule = Sight(rows, window, row).rule
     key = torch.arange(-(-keys // BLOCK) * BLOCK, device=device)
     nobody = torch.zeros((), dtype=torch.int64, device=device)
     counts = []
