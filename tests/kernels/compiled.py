@@ -21,9 +21,12 @@ from torch import Tensor
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lockstep.kernels.memory import hopper
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, memorize
 from tests.kernels.machine_code import overwritten
 from tests.memory.cases import Fields
@@ -39,6 +42,8 @@ BIASES: list[Fields] = [
 SPECS = {
     "mlp": [MemorySpec(**WHOLE)],
     "mlp,descent": [MemorySpec(rule="gradient-descent", chunk=64)],
+    "hopper": [MemorySpec(**WHOLE)],
+    "hopper,descent": [MemorySpec(rule="gradient-descent", chunk=64, activation="silu", bias="huber")],
     "stale": [MemorySpec(**WHOLE, structure="linear")],
     "exact": [MemorySpec(structure="linear", chunk=1, tile=64)],
     "biases": [MemorySpec(**WHOLE, **bias, structure=structure) for bias in BIASES for structure in ("mlp", "linear")],
@@ -58,7 +63,8 @@ def compile_instead(step: Step, target: GPUTarget, seen: set[str]) -> Any:
         options = {name: value for name, value in named.items() if name not in names}
         constants = {name: value for name, value in given.items() if is_constant(kernel, name, value)}
         signature = {name: "constexpr" if name in constants else typed(given[name]) for name in names}
-        step(ASTSource(kernel, signature, constexprs=constants), target, options)
+        source = GluonASTSource if kernel.is_gluon() else ASTSource
+        step(source(kernel, signature, constexprs=constants), target, options)
         seen.add(kernel.fn.__name__)
 
     return launch
@@ -67,7 +73,7 @@ def compile_instead(step: Step, target: GPUTarget, seen: set[str]) -> Any:
 def compiled(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> None:
     """To machine code, in which first operands survive their loops."""
     made = triton.compile(source, target=target, options=options)
-    require_32_bits(source, made.asm["ttir"])
+    require_32_bits(source, made.asm["ttir" if "ttir" in made.asm else "ttgir"])
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "cubin")
         cubin.write_bytes(made.asm["cubin"])
@@ -95,6 +101,8 @@ def is_constant(kernel: Any, name: str, value: Any) -> bool:
 
 
 def typed(value: Any) -> str:
+    if isinstance(value, GluonTensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)},{value.layout!r}>"
     if isinstance(value, TensorDescriptor):
         return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
     return f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else "i32"
@@ -125,6 +133,9 @@ def main() -> None:
     seen: set[str] = set()
     asked, target = sys.argv[1], GPUTarget("cuda", int(sys.argv[2]), 32)
     JITFunction.run = compile_instead(translated if asked in TRANSLATED else compiled, target, seen)
+    if asked.startswith("hopper"):
+        hopper.suited = lambda _: True  # type: ignore[assignment] # as if there were one
+        hopper.programs = lambda _: (1,)  # type: ignore[assignment]
     for spec in SPECS[asked]:
         run(spec)
     sys.stdout.write(json.dumps(sorted(seen)))

@@ -23,6 +23,8 @@ COEFFICIENTS = {"coefficients", "coefficients_backward"}
 LAUNCHED = {
     "mlp": MLP,
     "mlp,descent": MLP - {"anchor"},
+    "hopper": MLP,
+    "hopper,descent": MLP - {"anchor"},
     "stale": {"linear_chain"},
     "exact": {"solve"},
     "biases": MLP | {"linear_chain", "linear_settle"},

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lockstep.kernels.memory.activations import activated_and_slope
 from lockstep.kernels.memory.heads import last_error, normalised, through_last_error
-from lockstep.kernels.memory.hopper_tiles import Room, Sheet, shared_by_warps, unknown_zero
+from lockstep.kernels.memory.hopper_tiles import Room, Sheet, bring, send, shared_by_warps, unknown_zero
 
 
 @gluon.jit
@@ -74,21 +74,20 @@ def chain_kernel(
         fence_async_shared()
         anchor = (row % anchor_rows) * 2 * WIDTH
         mbarrier.expect(arrived, 2 * anchors.block_type.nbytes)
-        tma.async_copy_global_to_shared(anchors, [anchor, 0], arrived, wides.index(PARTS + 2))
-        tma.async_copy_global_to_shared(anchors, [anchor + WIDTH, 0], arrived, wides.index(PARTS + 3))
+        bring(anchors, [anchor, 0], arrived, wides.index(PARTS + 2))
+        bring(anchors, [anchor + WIDTH, 0], arrived, wides.index(PARTS + 3))
     else:
         fence_async_shared()
     fetch(keys, values, row * chunks * CHUNK, loaded, narrows, True)
 
-    state_room = wides._reinterpret(gl.float32, [PARTS // 2 + 1 + ANCHOR, WIDTH, HIDDEN], held.layout)
     state_loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(state_loaded, count=1)
     fence_async_shared()
-    first = taken(held, row * PARTS * WIDTH, state_room, state_loaded, 0, wide)
-    second = taken(held, row * PARTS * WIDTH + WIDTH, state_room, state_loaded, 1, wide)
+    first = taken(held, row * PARTS * WIDTH, state_loaded, 0, wide)
+    second = taken(held, row * PARTS * WIDTH + WIDTH, state_loaded, 1, wide)
     if MOMENTUM:
-        velocity = taken(held, row * PARTS * WIDTH + 2 * WIDTH, state_room, state_loaded, 0, wide)
-        velocity_2 = taken(held, row * PARTS * WIDTH + 3 * WIDTH, state_room, state_loaded, 1, wide)
+        velocity = taken(held, row * PARTS * WIDTH + 2 * WIDTH, state_loaded, 0, wide)
+        velocity_2 = taken(held, row * PARTS * WIDTH + 3 * WIDTH, state_loaded, 1, wide)
     if ANCHOR:
         mbarrier.wait(arrived, 0)
 
@@ -116,7 +115,7 @@ def chain_kernel(
             wides.index(zero + 3).store(velocity_2.to(low))
         fence_async_shared()
         for part in gl.static_range(PARTS):
-            tma.async_copy_shared_to_global(copies, [copy + part * WIDTH, 0], wides.index(zero + part))
+            send(copies, [copy + part * WIDTH, 0], wides.index(zero + part))
 
         # What is written.
         mbarrier.wait(loaded, i & 1)
@@ -128,7 +127,7 @@ def chain_kernel(
         input_room.store(x.to(low))
         first_room.store(slope.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(inputs, [here, 0], input_room)
+        send(inputs, [here, 0], input_room)
         output = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
         output = warpgroup_mma(input_room, wides.index(zero + 1).permute((1, 0)), output, use_acc=False)
         if ANCHOR:
@@ -145,7 +144,7 @@ def chain_kernel(
             narrows.index(zero + 5).store((error * -faster).to(low))
             narrows.index(zero + 6).store((key * -faster).to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(last_errors, [here, 0], last_room)
+        send(last_errors, [here, 0], last_room)
 
         # Where that leads: the second matrix meanwhile.
         returned = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
@@ -164,7 +163,7 @@ def chain_kernel(
             returned = warpgroup_mma_wait(1, [returned])
         first_room.store((returned * first_room.load(wide).to(gl.float32)).to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(first_errors, [here, 0], first_room)
+        send(first_errors, [here, 0], first_room)
         first = warpgroup_mma(narrows.index(zero + 4).permute((1, 0)), first_room, first, is_async=True)
         if MOMENTUM:
             velocity = warpgroup_mma(narrows.index(zero + 6).permute((1, 0)), first_room, velocity, is_async=True)
@@ -172,19 +171,19 @@ def chain_kernel(
         else:
             first, second = warpgroup_mma_wait(0, [first, second])
     tma.store_wait(0)
-    left(held, row * PARTS * WIDTH, state_room, first)
-    left(held, row * PARTS * WIDTH + WIDTH, state_room, second)
+    left(held, row * PARTS * WIDTH, first)
+    left(held, row * PARTS * WIDTH + WIDTH, second)
     if MOMENTUM:
-        left(held, row * PARTS * WIDTH + 2 * WIDTH, state_room, velocity)
-        left(held, row * PARTS * WIDTH + 3 * WIDTH, state_room, velocity_2)
+        left(held, row * PARTS * WIDTH + 2 * WIDTH, velocity)
+        left(held, row * PARTS * WIDTH + 3 * WIDTH, velocity_2)
 
 
 @gluon.jit
 def fetch(keys: Sheet, values: Sheet, token: gl.tensor, loaded: Room, narrows: Room, wanted: gl.tensor) -> None:
     """Keys and values of a chunk, on their way."""
     mbarrier.expect(loaded, keys.block_type.nbytes + values.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(keys, [token, 0], loaded, narrows.index(0), pred=wanted)
-    tma.async_copy_global_to_shared(values, [token, 0], loaded, narrows.index(1), pred=wanted)
+    bring(keys, [token, 0], loaded, narrows.index(0), pred=wanted)
+    bring(values, [token, 0], loaded, narrows.index(1), pred=wanted)
 
 
 @gluon.jit
@@ -200,21 +199,20 @@ def lent_to(head: gl.tensor, gain: gl.tensor, shift: gl.tensor, NORM: gl.constex
 
 
 @gluon.jit
-def taken(
-    held: Sheet, place: gl.tensor, room: Room, loaded: Room, turn: gl.constexpr, layout: gl.constexpr
-) -> gl.tensor:
+def taken(held: Sheet, place: gl.tensor, loaded: Room, turn: gl.constexpr, layout: gl.constexpr) -> gl.tensor:
     """A matrix in 32 bits, by way of shared memory."""
+    room = gl.allocate_shared_memory(held.dtype, held.block_type.shape, held.layout)
     mbarrier.expect(loaded, held.block_type.nbytes)
-    tma.async_copy_global_to_shared(held, [place, 0], loaded, room.index(0))
+    bring(held, [place, 0], loaded, room)
     mbarrier.wait(loaded, turn)
-    return room.index(0).load(layout)
+    return room.load(layout)
 
 
 @gluon.jit
-def left(held: Sheet, place: gl.tensor, room: Room, matrix: gl.tensor) -> None:
-    room.index(0).store(matrix)
+def left(held: Sheet, place: gl.tensor, matrix: gl.tensor) -> None:
+    room = gl.allocate_shared_memory(held.dtype, held.block_type.shape, held.layout, matrix)
     fence_async_shared()
-    tma.async_copy_shared_to_global(held, [place, 0], room.index(0))
+    send(held, [place, 0], room)
     tma.store_wait(0)
 
 
@@ -278,7 +276,6 @@ def chain_backward_kernel(
     row = gl.program_id(0)
 
     # Rooms: adjoints as operands; tiles by when they are wanted; what leaves.
-    matrices = gl.allocate_shared_memory(low, [PARTS, WIDTH, HIDDEN], copies.layout)
     units_rooms = gl.allocate_shared_memory(low, [3, CHUNK, HIDDEN], inputs.layout)
     wides = gl.allocate_shared_memory(low, [4 if MOMENTUM else 5, CHUNK, HIDDEN], inputs.layout)
     narrows = gl.allocate_shared_memory(low, [6, CHUNK, WIDTH], keys.layout)
@@ -299,16 +296,17 @@ def chain_backward_kernel(
     if ANCHOR:
         mbarrier.expect(state_loaded, anchors.block_type.nbytes)
         anchor = (row % anchor_rows) * 2 * WIDTH + WIDTH
-        tma.async_copy_global_to_shared(anchors, [anchor, 0], state_loaded, wides.index(3))
+        bring(anchors, [anchor, 0], state_loaded, wides.index(3))
     else:
         mbarrier.arrive(state_loaded)
     mbarrier.wait(state_loaded, 0)
-    state_room = matrices._reinterpret(gl.float32, [PARTS // 2, WIDTH, HIDDEN], held_bar.layout)
-    first = taken(held_bar, row * PARTS * WIDTH, state_room, state_loaded, 1, wide)
-    second = taken(held_bar, row * PARTS * WIDTH + WIDTH, state_room, state_loaded, 0, wide)
+    first = taken(held_bar, row * PARTS * WIDTH, state_loaded, 1, wide)
+    second = taken(held_bar, row * PARTS * WIDTH + WIDTH, state_loaded, 0, wide)
     if MOMENTUM:
-        velocity = taken(held_bar, row * PARTS * WIDTH + 2 * WIDTH, state_room, state_loaded, 1, wide)
-        velocity_2 = taken(held_bar, row * PARTS * WIDTH + 3 * WIDTH, state_room, state_loaded, 0, wide)
+        velocity = taken(held_bar, row * PARTS * WIDTH + 2 * WIDTH, state_loaded, 1, wide)
+        velocity_2 = taken(held_bar, row * PARTS * WIDTH + 3 * WIDTH, state_loaded, 0, wide)
+    # After the state has come, so that it may have come through the same room.
+    matrices = gl.allocate_shared_memory(low, [PARTS, WIDTH, HIDDEN], copies.layout)
     next_ones = coefficients_of(
         (row * chunks + chunks - 1) * CHUNK,
         end_written,
@@ -336,18 +334,18 @@ def chain_backward_kernel(
         read_input_room = matrices.index(zero)
         u_room = matrices.index(zero + 2) if MOMENTUM else wides.index(zero + 4)
         mbarrier.expect(early, NARROW_BYTES + 3 * WIDE_BYTES)
-        tma.async_copy_global_to_shared(keys, [here, 0], early, key_room)
-        tma.async_copy_global_to_shared(returned_bar, [here, 0], early, units[0])
-        tma.async_copy_global_to_shared(slopes, [here, 0], early, units[1])
-        tma.async_copy_global_to_shared(bends, [here, 0], early, units[2])
+        bring(keys, [here, 0], early, key_room)
+        bring(returned_bar, [here, 0], early, units[0])
+        bring(slopes, [here, 0], early, units[1])
+        bring(bends, [here, 0], early, units[2])
         mbarrier.expect(middle, WIDE_BYTES + copies.block_type.nbytes)
-        tma.async_copy_global_to_shared(inputs, [here, 0], middle, input_room)
-        tma.async_copy_global_to_shared(copies, [copy + WIDTH, 0], middle, second_room)
+        bring(inputs, [here, 0], middle, input_room)
+        bring(copies, [copy + WIDTH, 0], middle, second_room)
         mbarrier.expect(norms, 4 * NARROW_BYTES)
-        tma.async_copy_global_to_shared(last_errors_bar, [here, 0], norms, outputs[0])
-        tma.async_copy_global_to_shared(values, [here, 0], norms, outputs[1])
-        tma.async_copy_global_to_shared(normals, [here, 0], norms, normal_room)
-        tma.async_copy_global_to_shared(last_errors, [here, 0], norms, error_room)
+        bring(last_errors_bar, [here, 0], norms, outputs[0])
+        bring(values, [here, 0], norms, outputs[1])
+        bring(normals, [here, 0], norms, normal_room)
+        bring(last_errors, [here, 0], norms, error_room)
         keep = gl.load(kept + end)
         for part in gl.static_range(6):
             coefficients.index(part).store(next_ones[part])
@@ -366,7 +364,7 @@ def chain_backward_kernel(
             carry, velocity_keep = gl.load(carried + end), gl.load(end_velocity_kept + end)
         fence_async_shared()
         for part in gl.static_range(PARTS):
-            tma.async_copy_shared_to_global(copies_bar, [copy + part * WIDTH, 0], matrices.index(zero + part))
+            send(copies_bar, [copy + part * WIDTH, 0], matrices.index(zero + part))
 
         # Through the step of the first matrix, and before the slope of its errors.
         mbarrier.wait(early, phase)
@@ -385,11 +383,11 @@ def chain_backward_kernel(
         tma.store_wait(0)
         u_room.store(u_bar)
         fence_async_shared()
-        tma.async_copy_shared_to_global(returned_bar, [here, 0], u_room)
+        send(returned_bar, [here, 0], u_room)
         mbarrier.expect(late, 3 * WIDE_BYTES)
-        tma.async_copy_global_to_shared(hidden_bar, [here, 0], late, units[0])
-        tma.async_copy_global_to_shared(read_inputs, [here, 0], late, read_input_room)
-        tma.async_copy_global_to_shared(read_outputs_bar, [here, 0], late, read_room)
+        bring(hidden_bar, [here, 0], late, units[0])
+        bring(read_inputs, [here, 0], late, read_input_room)
+        bring(read_outputs_bar, [here, 0], late, read_room)
 
         # Through that of the second, and through the last errors, taken at the chunk's start.
         mbarrier.wait(middle, phase)
@@ -422,10 +420,10 @@ def chain_backward_kernel(
         error_bar_room.store(error_bar.to(low))
         normal_room.store(output_bar.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(errors_bar, [here, 0], error_bar_room)
+        send(errors_bar, [here, 0], error_bar_room)
         mbarrier.expect(last, 2 * NARROW_BYTES)
-        tma.async_copy_global_to_shared(queries, [here, 0], last, outputs[0])
-        tma.async_copy_global_to_shared(read_last_bar, [here, 0], last, outputs[1])
+        bring(queries, [here, 0], last, outputs[0])
+        bring(read_last_bar, [here, 0], last, outputs[1])
 
         # Before the activation.
         error = error_room.load(left_wide).to(gl.float32)
@@ -445,7 +443,7 @@ def chain_backward_kernel(
         x_bar = x_bar * units[1].load(wide).to(gl.float32) + units[2].load(wide).to(gl.float32)
         units[0].store(x_bar.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(hidden_bar, [here, 0], units[0])
+        send(hidden_bar, [here, 0], units[0])
 
         # The adjoints of what was held at the chunk's start.
         mbarrier.wait(last, phase)
@@ -468,11 +466,11 @@ def chain_backward_kernel(
         second = warpgroup_mma(error_room.permute((1, 0)), u_room, second, is_async=True)
         first, second = warpgroup_mma_wait(0, [first, second, query, last_bar])[:2]
     tma.store_wait(0)
-    left(held_bar, row * PARTS * WIDTH, state_room, first)
-    left(held_bar, row * PARTS * WIDTH + WIDTH, state_room, second)
+    left(held_bar, row * PARTS * WIDTH, first)
+    left(held_bar, row * PARTS * WIDTH + WIDTH, second)
     if MOMENTUM:
-        left(held_bar, row * PARTS * WIDTH + 2 * WIDTH, state_room, velocity)
-        left(held_bar, row * PARTS * WIDTH + 3 * WIDTH, state_room, velocity_2)
+        left(held_bar, row * PARTS * WIDTH + 2 * WIDTH, velocity)
+        left(held_bar, row * PARTS * WIDTH + 3 * WIDTH, velocity_2)
 
 
 @gluon.jit

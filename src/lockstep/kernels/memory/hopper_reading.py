@@ -18,7 +18,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import normalised, said, through_norm
-from lockstep.kernels.memory.hopper_tiles import Room, Sheet, fetch_anchors, own_chunks, shared_by_warps, unknown_zero
+from lockstep.kernels.memory.hopper_tiles import (
+    Room,
+    Sheet,
+    bring,
+    fetch_anchors,
+    own_chunks,
+    send,
+    shared_by_warps,
+    unknown_zero,
+)
 
 
 @gluon.jit
@@ -133,7 +142,7 @@ def read_kernel(
         tma.store_wait(0)
         out_room.store(said(normal, query, g, s, NORM, RESIDUAL).to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(reads, [here, 0], out_room)
+        send(reads, [here, 0], out_room)
     tma.store_wait(0)
 
 
@@ -256,7 +265,7 @@ def read_backward_kernel(
         tma.store_wait(0)
         read_room.store(read.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(read_inputs, [here, 0], read_room)
+        send(read_inputs, [here, 0], read_room)
         scores_2, kept_answer, carried_answer, answer = answered(
             read_room, share_room, scores_2_room, input_room, error_room, second, velocity_2, anchor_2, share, carry,
             none, MOMENTUM, ANCHOR,
@@ -279,7 +288,7 @@ def read_backward_kernel(
         if MOMENTUM:
             carry_bar = gl.sum(last_bar * carried_answer, 1)
         fence_async_shared()
-        tma.async_copy_shared_to_global(read_last_bar, [here, 0], last_room)
+        send(read_last_bar, [here, 0], last_room)
         scores_bar = warpgroup_mma(last_room, error_room.permute((1, 0)), none, use_acc=False)
         shares_bar = scores_bar * -scores_2
         scores_bar_room.store((scores_bar * -share_room.load(narrow).to(gl.float32)).to(low))
@@ -306,9 +315,9 @@ def read_backward_kernel(
         tma.store_wait(0)
         read_room.store(back.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(last_errors_bar, [here, 0], bar_room)
-        tma.async_copy_shared_to_global(inputs_bar, [here, 0], second)
-        tma.async_copy_shared_to_global(read_outputs_bar, [here, 0], read_room)
+        send(last_errors_bar, [here, 0], bar_room)
+        send(inputs_bar, [here, 0], second)
+        send(read_outputs_bar, [here, 0], read_room)
 
         # And back through the first: what of it was written, kept and carried on.
         units_bar = warpgroup_mma(scores_room.permute((1, 0)), read_room, no_units, use_acc=False, is_async=True)
@@ -332,8 +341,8 @@ def read_backward_kernel(
         scores_room.store((shares_bar - scores_bar * scores).to(low))
         tma.store_wait(0)
         fence_async_shared()
-        tma.async_copy_shared_to_global(first_errors_bar, [here, 0], first_room)
-        tma.async_copy_shared_to_global(written_bar, [here, 0], scores_room)
+        send(first_errors_bar, [here, 0], first_room)
+        send(written_bar, [here, 0], scores_room)
         fetch_second(
             written, last_errors, inputs, copies, narrows, wides, loaded.index(1), chunk + 1, chunk + 1 < end, CHUNK,
             WIDTH, PARTS, VELOCITIES,
@@ -350,8 +359,8 @@ def read_backward_kernel(
         last_room.store(query_bar.to(low))
         fence_async_shared()
         tma.store_wait(0)
-        tma.async_copy_shared_to_global(keys_bar, [here, 0], scores_2_room)
-        tma.async_copy_shared_to_global(queries_bar, [here, 0], last_room)
+        send(keys_bar, [here, 0], scores_2_room)
+        send(queries_bar, [here, 0], last_room)
         fetch_first(
             queries, keys, first_errors, copies, narrows, wides, loaded.index(0), chunk + 1, chunk + 1 < end, CHUNK,
             WIDTH, PARTS, VELOCITIES,
@@ -454,12 +463,12 @@ def fetch_first(
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
     mbarrier.expect(loaded, 2 * keys.block_type.nbytes + first_errors.block_type.nbytes + matrices, pred=wanted)
     here, copy = chunk * CHUNK, chunk * PARTS * WIDTH
-    tma.async_copy_global_to_shared(queries, [here, 0], loaded, narrows.index(0), pred=wanted)
-    tma.async_copy_global_to_shared(keys, [here, 0], loaded, narrows.index(1), pred=wanted)
+    bring(queries, [here, 0], loaded, narrows.index(0), pred=wanted)
+    bring(keys, [here, 0], loaded, narrows.index(1), pred=wanted)
     for part in gl.static_range(VELOCITIES):
         place = copy + 2 * part * WIDTH
-        tma.async_copy_global_to_shared(copies, [place, 0], loaded, wides.index(3 + 2 * part), pred=wanted)
-    tma.async_copy_global_to_shared(first_errors, [here, 0], loaded, wides.index(1), pred=wanted)
+        bring(copies, [place, 0], loaded, wides.index(3 + 2 * part), pred=wanted)
+    bring(first_errors, [here, 0], loaded, wides.index(1), pred=wanted)
 
 
 @gluon.jit
@@ -482,12 +491,12 @@ def fetch_second(
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
     mbarrier.expect(loaded, 2 * last_errors.block_type.nbytes + inputs.block_type.nbytes + matrices, pred=wanted)
     here, copy = chunk * CHUNK, chunk * PARTS * WIDTH + WIDTH
-    tma.async_copy_global_to_shared(written, [here, 0], loaded, narrows.index(2), pred=wanted)
-    tma.async_copy_global_to_shared(last_errors, [here, 0], loaded, narrows.index(3), pred=wanted)
-    tma.async_copy_global_to_shared(inputs, [here, 0], loaded, wides.index(2), pred=wanted)
+    bring(written, [here, 0], loaded, narrows.index(2), pred=wanted)
+    bring(last_errors, [here, 0], loaded, narrows.index(3), pred=wanted)
+    bring(inputs, [here, 0], loaded, wides.index(2), pred=wanted)
     for part in gl.static_range(VELOCITIES):
         place = copy + 2 * part * WIDTH
-        tma.async_copy_global_to_shared(copies, [place, 0], loaded, wides.index(4 + 2 * part), pred=wanted)
+        bring(copies, [place, 0], loaded, wides.index(4 + 2 * part), pred=wanted)
 
 
 @gluon.jit
@@ -495,4 +504,4 @@ def fetch_bar(
     reads_bar: Sheet, narrows: Room, loaded: Room, chunk: gl.tensor, wanted: gl.tensor, CHUNK: gl.constexpr
 ) -> None:
     mbarrier.expect(loaded, reads_bar.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(reads_bar, [chunk * CHUNK, 0], loaded, narrows.index(4), pred=wanted)
+    bring(reads_bar, [chunk * CHUNK, 0], loaded, narrows.index(4), pred=wanted)

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lockstep.kernels.memory.heads import through_last_error
-from lockstep.kernels.memory.hopper_tiles import Room, Sheet, own_chunks, shared_by_warps, unknown_zero
+from lockstep.kernels.memory.hopper_tiles import Room, Sheet, bring, own_chunks, send, shared_by_warps, unknown_zero
 
 
 @gluon.jit
@@ -115,8 +115,8 @@ def settle_kernel(
         outputs.index(zero).store((-loss_bar).to(low))
         outputs.index(zero + 2).store(output_bar.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(values_bar, [here, 0], outputs.index(zero))
-        tma.async_copy_shared_to_global(errors_bar, [here, 0], outputs.index(zero + 2))
+        send(values_bar, [here, 0], outputs.index(zero))
+        send(errors_bar, [here, 0], outputs.index(zero + 2))
         if NORM:
             gl.store(gain_bar + chunk * WIDTH + place, gl.sum(gains_bar, 0))
             gl.store(shift_bar + chunk * WIDTH + place, gl.sum(loss_bar, 0))
@@ -194,7 +194,7 @@ def settle_kernel(
             gl.store(end_velocity_kept_bar + chunk, gl.sum(gl.sum(velocity_keep_bar, 1), 0))
         outputs.index(zero + 4).store(key_bar.to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(keys_bar, [here, 0], outputs.index(zero + 4))
+        send(keys_bar, [here, 0], outputs.index(zero + 4))
     tma.store_wait(0)
 
 
@@ -212,8 +212,8 @@ def fetch_tokens(
     """Keys and last errors, which are wanted all along, into one of two slots."""
     barrier, here = loaded.index(slot), chunk * CHUNK
     mbarrier.expect(barrier, 2 * keys.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(keys, [here, 0], barrier, tokens.index(2 * slot), pred=wanted)
-    tma.async_copy_global_to_shared(last_errors, [here, 0], barrier, tokens.index(2 * slot + 1), pred=wanted)
+    bring(keys, [here, 0], barrier, tokens.index(2 * slot), pred=wanted)
+    bring(last_errors, [here, 0], barrier, tokens.index(2 * slot + 1), pred=wanted)
 
 
 @gluon.jit
@@ -231,10 +231,10 @@ def fetch_outputs(
     """What the last error takes, and the adjoints of keys so far."""
     here = chunk * CHUNK
     mbarrier.expect(loaded, 4 * values.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(values, [here, 0], loaded, outputs.index(0), pred=wanted)
-    tma.async_copy_global_to_shared(normals, [here, 0], loaded, outputs.index(1), pred=wanted)
-    tma.async_copy_global_to_shared(errors_bar, [here, 0], loaded, outputs.index(2), pred=wanted)
-    tma.async_copy_global_to_shared(keys_bar, [here, 0], loaded, outputs.index(3), pred=wanted)
+    bring(values, [here, 0], loaded, outputs.index(0), pred=wanted)
+    bring(normals, [here, 0], loaded, outputs.index(1), pred=wanted)
+    bring(errors_bar, [here, 0], loaded, outputs.index(2), pred=wanted)
+    bring(keys_bar, [here, 0], loaded, outputs.index(3), pred=wanted)
 
 
 @gluon.jit
@@ -260,15 +260,15 @@ def fetch_first(
     unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH
     tiles: gl.constexpr = 4 + (1 if ANCHOR else 0) + (2 if MOMENTUM else 0)
     mbarrier.expect(loaded, tiles * copies.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(copies, [copy, unit], loaded, firsts.index(0), pred=wanted)
-    tma.async_copy_global_to_shared(copies_bar, [copy, unit], loaded, firsts.index(1), pred=wanted)
-    tma.async_copy_global_to_shared(first_errors, [here, unit], loaded, firsts.index(2), pred=wanted)
-    tma.async_copy_global_to_shared(hidden_bar, [here, unit], loaded, firsts.index(3), pred=wanted)
+    bring(copies, [copy, unit], loaded, firsts.index(0), pred=wanted)
+    bring(copies_bar, [copy, unit], loaded, firsts.index(1), pred=wanted)
+    bring(first_errors, [here, unit], loaded, firsts.index(2), pred=wanted)
+    bring(hidden_bar, [here, unit], loaded, firsts.index(3), pred=wanted)
     if ANCHOR:
-        tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH, unit], loaded, firsts.index(4), pred=wanted)
+        bring(anchors, [anchor * 2 * WIDTH, unit], loaded, firsts.index(4), pred=wanted)
     if MOMENTUM:
-        tma.async_copy_global_to_shared(copies, [copy + 2 * WIDTH, unit], loaded, firsts.index(5), pred=wanted)
-        tma.async_copy_global_to_shared(copies_bar, [copy + 2 * WIDTH, unit], loaded, firsts.index(6), pred=wanted)
+        bring(copies, [copy + 2 * WIDTH, unit], loaded, firsts.index(5), pred=wanted)
+        bring(copies_bar, [copy + 2 * WIDTH, unit], loaded, firsts.index(6), pred=wanted)
 
 
 @gluon.jit
@@ -289,9 +289,9 @@ def fetch_second(
     """What it takes of the second: itself, its adjoint, inputs; velocities."""
     unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH + WIDTH
     mbarrier.expect(loaded, (5 if MOMENTUM else 3) * copies.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(copies, [copy, unit], loaded, seconds.index(0), pred=wanted)
-    tma.async_copy_global_to_shared(copies_bar, [copy, unit], loaded, seconds.index(1), pred=wanted)
-    tma.async_copy_global_to_shared(inputs, [here, unit], loaded, seconds.index(2), pred=wanted)
+    bring(copies, [copy, unit], loaded, seconds.index(0), pred=wanted)
+    bring(copies_bar, [copy, unit], loaded, seconds.index(1), pred=wanted)
+    bring(inputs, [here, unit], loaded, seconds.index(2), pred=wanted)
     if MOMENTUM:
-        tma.async_copy_global_to_shared(copies, [copy + 2 * WIDTH, unit], loaded, seconds.index(3), pred=wanted)
-        tma.async_copy_global_to_shared(copies_bar, [copy + 2 * WIDTH, unit], loaded, seconds.index(4), pred=wanted)
+        bring(copies, [copy + 2 * WIDTH, unit], loaded, seconds.index(3), pred=wanted)
+        bring(copies_bar, [copy + 2 * WIDTH, unit], loaded, seconds.index(4), pred=wanted)

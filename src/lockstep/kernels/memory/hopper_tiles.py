@@ -14,6 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 Sheet: TypeAlias = tma.tensor_descriptor
 """A tensor in memory as a sheet of tiles."""
+bring = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+"""A tile of a sheet on its way to a room; newer Triton has other names for this and the next."""
+send = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 Room: TypeAlias = gl.shared_memory_descriptor
 """For a tile, or for several, in shared memory."""
 
@@ -43,6 +46,6 @@ def fetch_anchors(
 ) -> None:
     """Both, and that they are there."""
     mbarrier.expect(loaded, 2 * anchors.block_type.nbytes)
-    tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH, 0], loaded, first)
-    tma.async_copy_global_to_shared(anchors, [anchor * 2 * WIDTH + WIDTH, 0], loaded, second)
+    bring(anchors, [anchor * 2 * WIDTH, 0], loaded, first)
+    bring(anchors, [anchor * 2 * WIDTH + WIDTH, 0], loaded, second)
     mbarrier.wait(loaded, phase)

@@ -18,7 +18,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lockstep.kernels.memory.activations import activate, curve_of, slope_of
 from lockstep.kernels.memory.heads import last_error, normalised
-from lockstep.kernels.memory.hopper_tiles import Room, Sheet, fetch_anchors, own_chunks, shared_by_warps, unknown_zero
+from lockstep.kernels.memory.hopper_tiles import (
+    Room,
+    Sheet,
+    bring,
+    fetch_anchors,
+    own_chunks,
+    send,
+    shared_by_warps,
+    unknown_zero,
+)
 
 
 @gluon.jit
@@ -100,7 +109,7 @@ def rewrite_kernel(
         tma.store_wait(0)
         input_room.store(activate(z, ACTIVATION).to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(inputs, [here, 0], input_room)
+        send(inputs, [here, 0], input_room)
         output = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
         output = warpgroup_mma(input_room, second.permute((1, 0)), output, use_acc=False, is_async=True)
         if ANCHOR:
@@ -115,9 +124,9 @@ def rewrite_kernel(
         outputs.index(zero + 1).store(normal.to(low))
         fence_async_shared()
         gl.store(scales + token[:, None], scale)
-        tma.async_copy_shared_to_global(slopes, [here, 0], units.index(zero + 1))
-        tma.async_copy_shared_to_global(last_errors, [here, 0], error_room)
-        tma.async_copy_shared_to_global(normals, [here, 0], outputs.index(zero + 1))
+        send(slopes, [here, 0], units.index(zero + 1))
+        send(last_errors, [here, 0], error_room)
+        send(normals, [here, 0], outputs.index(zero + 1))
         returned = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
         returned = warpgroup_mma(error_room, second, returned, use_acc=False, is_async=True)
         if ANCHOR:
@@ -127,8 +136,8 @@ def rewrite_kernel(
         units.index(zero + 2).store((returned * curve).to(low))
         units.index(zero + 3).store((returned * slope).to(low))
         fence_async_shared()
-        tma.async_copy_shared_to_global(bends, [here, 0], units.index(zero + 2))
-        tma.async_copy_shared_to_global(first_errors, [here, 0], units.index(zero + 3))
+        send(bends, [here, 0], units.index(zero + 2))
+        send(first_errors, [here, 0], units.index(zero + 3))
     tma.store_wait(0)
 
 
@@ -150,7 +159,7 @@ def fetch(
     """Keys, values and both matrices of a chunk, on their way to one of two slots."""
     barrier, here, copy = loaded.index(slot), chunk * CHUNK, chunk * PARTS * WIDTH
     mbarrier.expect(barrier, 2 * keys.block_type.nbytes + 2 * copies.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(keys, [here, 0], barrier, tokens.index(2 * slot), pred=wanted)
-    tma.async_copy_global_to_shared(copies, [copy, 0], barrier, matrices.index(2 * slot), pred=wanted)
-    tma.async_copy_global_to_shared(copies, [copy + WIDTH, 0], barrier, matrices.index(2 * slot + 1), pred=wanted)
-    tma.async_copy_global_to_shared(values, [here, 0], barrier, tokens.index(2 * slot + 1), pred=wanted)
+    bring(keys, [here, 0], barrier, tokens.index(2 * slot), pred=wanted)
+    bring(copies, [copy, 0], barrier, matrices.index(2 * slot), pred=wanted)
+    bring(copies, [copy + WIDTH, 0], barrier, matrices.index(2 * slot + 1), pred=wanted)
+    bring(values, [here, 0], barrier, tokens.index(2 * slot + 1), pred=wanted)
