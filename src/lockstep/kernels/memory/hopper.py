@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,9 +40,13 @@ def sheets(*tensors: Tensor | None, columns: int = HIDDEN) -> list[TensorDescrip
 
 
 def sheet(x: Tensor, columns: int) -> TensorDescriptor:
-    shape = [CHUNK, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, gl.float32 if x.dtype == torch.float32 else gl.bfloat16)
-    return TensorDescriptor.from_tensor(x.view(-1, x.shape[-1]), shape, layout)
+    return TensorDescriptor.from_tensor(x.view(-1, x.shape[-1]), [CHUNK, columns], layout(columns, x.dtype))
+
+
+@cache
+def layout(columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Of a tile in shared memory; found once, because finding it takes longer than a launch."""
+    return gl.NVMMASharedLayout.get_default_for([CHUNK, columns], gl.float32 if dtype == torch.float32 else gl.bfloat16)
 
 
 def constants(run: Chunks) -> dict[str, Any]:
