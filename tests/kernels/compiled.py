@@ -28,6 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.memory import hopper
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, memorize
+from lockstep.memory.streaming import recollect_by_kernel
 from tests.kernels.machine_code import overwritten
 from tests.memory.cases import Fields
 
@@ -47,9 +48,12 @@ SPECS = {
     "stale": [MemorySpec(**WHOLE, structure="linear")],
     "exact": [MemorySpec(structure="linear", chunk=1, tile=64)],
     "biases": [MemorySpec(**WHOLE, **bias, structure=structure) for bias in BIASES for structure in ("mlp", "linear")],
+    "recall": [MemorySpec(**WHOLE), MemorySpec(activation="relu")],
 }
 TRANSLATED = {"biases"}
 """As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
+STANDING = {"recall"}
+"""Memories that are asked alone."""
 
 Step = Callable[[ASTSource, GPUTarget, dict[str, Any]], None]
 
@@ -129,6 +133,14 @@ def run(spec: MemorySpec) -> None:
     reads.float().sum().backward()
 
 
+def ask(spec: MemorySpec) -> None:
+    """What a memory of two matrices says in bfloat16 while nothing is written, there and back."""
+    queries = torch.randn(1, HEADS, TIME, WIDTH).bfloat16().requires_grad_()
+    held = tuple(torch.randn(1, HEADS, *shape).requires_grad_() for shape in ((WIDTH, HIDDEN), (HIDDEN, WIDTH)))
+    outer = Outer(torch.ones(HEADS, WIDTH).requires_grad_(), torch.zeros(HEADS, WIDTH).requires_grad_())
+    recollect_by_kernel(queries, held, spec, outer).float().sum().backward()
+
+
 def main() -> None:
     seen: set[str] = set()
     asked, target = sys.argv[1], GPUTarget("cuda", int(sys.argv[2]), 32)
@@ -137,7 +149,7 @@ def main() -> None:
         hopper.suited = lambda _: True  # type: ignore[assignment] # as if there were one
         hopper.programs = lambda _: (1,)  # type: ignore[assignment]
     for spec in SPECS[asked]:
-        run(spec)
+        ask(spec) if asked in STANDING else run(spec)
     sys.stdout.write(json.dumps(sorted(seen)))
 
 

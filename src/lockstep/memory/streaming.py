@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.memory.checks import check
 from lockstep.memory.chunked import chunked
 from lockstep.memory.exact import exact
-from lockstep.memory.kernel import kernel, pays, tokens_at_once
+from lockstep.memory.kernel import SIZES, kernel, pays, tokens_at_once
 from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
 from lockstep.memory.spec import MemorySpec
@@ -106,11 +106,40 @@ def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) ->
     Products are of the precision that those of reads while writing are of (`pays`).
     """
     low = pays(queries, held, spec)
+    if low and in_tiles(queries, spec, outer):
+        return recollect_by_kernel(queries, held, spec, outer)
     rows = Rows(queries.shape[0], queries.shape[1], queries.dtype if low else arithmetic(queries.dtype))
     with exactly(queries.device):
         weights = tuple(Retained(matrix, spec).weights for matrix in rows.weights(held))
         said = recall(rows.chunks(queries, queries.shape[2])[0], weights, spec, rows.affine(outer))
     return rows.joined(said[None]).to(queries.dtype)
+
+
+def in_tiles(queries: Tensor, spec: MemorySpec, outer: Outer) -> bool:
+    """Whether tokens fill tiles, as those of whole segments do, and a norm has both its parameters.
+
+    The kernel knows nothing else; what is left is little, and torch's.
+    """
+    whole = queries.shape[2] > 0 and queries.shape[2] % SIZES[0] == 0
+    return whole and (not spec.norm or (outer.gain is not None and outer.shift is not None))
+
+
+def recollect_by_kernel(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
+    """As `recollect`, by Triton, of tokens where a model has them: next to those of other heads."""
+    # Triton is needed where it is used alone.
+    from lockstep.kernels.memory.recalling import recall as operator
+
+    batch, heads = queries.shape[:2]
+    reads, _ = operator(
+        queries.transpose(1, 2).flatten(2),
+        *Rows(batch, heads, arithmetic(queries.dtype)).weights(held),
+        *(x.float().contiguous() if spec.norm and x is not None else None for x in (outer.gain, outer.shift)),
+        heads,
+        spec.residual,
+        spec.activation,
+    )
+    apart: Tensor = reads.unflatten(2, (heads, -1)).transpose(1, 2)
+    return apart
 
 
 class Piece(NamedTuple):
