@@ -1,4 +1,4 @@
-"""Compiles what memories would launch, for a GPU that need not be there; prints the names of the kernels as JSON.
+"""Compiles what memories and recurrences would launch, for a GPU that need not be there; prints the kernels' names.
 
     python -m tests.kernels.compiled mlp 90
 
@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.memory import hopper
+from lockstep.kernels.recurrences import decayed
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, memorize
 from lockstep.memory.streaming import recollect_by_kernel
 from tests.kernels.machine_code import overwritten
@@ -50,6 +51,8 @@ SPECS = {
     "biases": [MemorySpec(**WHOLE, **bias, structure=structure) for bias in BIASES for structure in ("mlp", "linear")],
     "recall": [MemorySpec(**WHOLE), MemorySpec(activation="relu")],
 }
+RECURRENCES = {"decayed": [(1, 16, 128, 64), (2, 2, 64, 128), (1, 1, 256, 512), (2, 2, 64, 65)]}
+"""Heads of keys and of values, and their widths."""
 TRANSLATED = {"biases"}
 """As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
 STANDING = {"recall"}
@@ -141,6 +144,15 @@ def ask(spec: MemorySpec) -> None:
     recollect_by_kernel(queries, held, spec, outer).float().sum().backward()
 
 
+def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
+    """A decayed recurrence, likewise."""
+    widths = ((groups, key_dim), (groups, key_dim), (heads, value_dim))
+    queries, keys, values = (torch.randn(1, count, TIME, width).requires_grad_() for count, width in widths)
+    log_keep, state = torch.zeros(1, heads, TIME).requires_grad_(), torch.zeros(1, heads, key_dim, value_dim)
+    reads, _ = decayed.run(queries, keys, values, log_keep, state)
+    reads.sum().backward()
+
+
 def main() -> None:
     seen: set[str] = set()
     asked, target = sys.argv[1], GPUTarget("cuda", int(sys.argv[2]), 32)
@@ -148,8 +160,10 @@ def main() -> None:
     if asked.startswith("hopper"):
         hopper.suited = lambda _: True  # type: ignore[assignment] # as if there were one
         hopper.programs = lambda _: (1,)  # type: ignore[assignment]
-    for spec in SPECS[asked]:
+    for spec in SPECS.get(asked, ()):
         ask(spec) if asked in STANDING else run(spec)
+    for sizes in RECURRENCES.get(asked, ()):
+        recur(*sizes)
     sys.stdout.write(json.dumps(sorted(seen)))
 
 

@@ -137,6 +137,28 @@ class TestModels:
             assert far(compiled[name], eager[name]) < 1e-5, name
             assert far(eager[name], wanted) < 1e-4, name
 
+    # torch's compiler does so itself where it traces a derivative that is written out.
+    @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+    def test_a_compiler_keeps_no_rows(self) -> None:
+        """Of queries, keys and values it keeps what they are made of, once."""
+        batch, time, dim, heads = 2, 32, 48, 3
+        model = build("titans-lmm", vocab_size=17, dim=dim, depth=1, heads=heads, chunk=16).to(DEVICE).train()
+        torch._dynamo.reset()
+        # It divides the graph as inductor does.
+        (block,) = model.layers
+        mixer = torch.compile(block.mixer, fullgraph=True, backend="aot_eager_decomp_partition")
+        shapes: list[torch.Size] = []
+
+        def noted(x: Tensor) -> Tensor:
+            shapes.append(x.shape)
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(noted, lambda x: x):
+            mixer(torch.randn(batch, time, dim, device=DEVICE, requires_grad=True))
+        assert (batch * heads, time, dim // heads) not in shapes
+        projected = [shape for shape in shapes if shape[-1] == 3 * dim and shape.numel() >= batch * time * 3 * dim]
+        assert len(projected) == 1
+
 
 def learned(model: nn.Module, run: Callable[[Tensor], Tensor]) -> Named:
     """The loss of predicting each next token, and its gradients."""

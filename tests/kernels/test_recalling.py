@@ -212,6 +212,7 @@ class TestChoice:
     @pytest.fixture(autouse=True)
     def _forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(streaming, "pays", lambda *_: True)
+        monkeypatch.setattr(streaming, "TRUSTED", True)
 
     @pytest.mark.parametrize(("time", "chosen"), [(16, True), (48, True), (0, False), (1, False), (40, False)])
     def test_tiles_that_are_full(self, time: int, chosen: bool) -> None:
@@ -221,10 +222,15 @@ class TestChoice:
         assert ("recall" in backend()) == chosen
         torch.testing.assert_close(found, question.put(recollect, spec)[:, :, :time], rtol=1e-4, atol=1e-5)
 
-    def test_a_norm_without_parameters(self) -> None:
+    def test_a_norm_without_parameters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A norm that the model lends nothing neither scales nor shifts."""
         question, spec = draw(SMALL), MemorySpec(**POINTS["titans"])
-        recollect(question.queries, (question.first, question.second), spec, Outer())
-        assert backend() == "torch"
+        held = question.first, question.second
+        found = recollect(question.queries, held, spec, Outer())
+        assert "recall" in backend()
+        monkeypatch.setattr(streaming, "TRUSTED", False)
+        wanted = recollect(question.queries, held, spec, Outer())
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
     # torch's compiler does so itself where it traces a derivative that is written out.
     @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")

@@ -73,7 +73,7 @@ def kernel(
     reads, last, _ = operator(
         *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
         *(None if gate is None else row_wise(gate.float()) for gate in gates),
-        *(None if x is None else x.float().contiguous() for x in (outer.gain, outer.shift)),
+        *lent(outer, spec, queries),
         anchors,
         held,
         heads,
@@ -107,7 +107,7 @@ def one_matrix(
     reads, last, _, _ = linear_memory(
         *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
         *(None if gate is None else row_wise(gate.float()) for gate in gates),
-        *(None if x is None else x.float().contiguous() for x in (outer.gain, outer.shift)),
+        *lent(outer, spec, queries),
         anchor,
         torch.stack((held, *(matrix.mT.float() for matrix in memory.velocity or ())), dim=1),
         heads,
@@ -123,6 +123,16 @@ def one_matrix(
         weights = weights + spread(as_operand(anchor, queries.dtype), weights.shape[0])
     after = Memory((weights.mT,), tuple(matrix.mT for matrix in velocity) or None)
     return reads.unflatten(0, (-1, heads)), after
+
+
+def lent(outer: Outer, spec: MemorySpec, queries: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Gain and shift of the norm, [heads, width]: one and zero where the model lends none; without norm, nothing."""
+    if not spec.norm:
+        return None, None
+    shape = queries.shape[1], queries.shape[3]
+    gain = queries.new_ones(shape) if outer.gain is None else outer.gain
+    shift = queries.new_zeros(shape) if outer.shift is None else outer.shift
+    return gain.float().contiguous(), shift.float().contiguous()
 
 
 def inner_loss(spec: MemorySpec) -> str:

@@ -15,12 +15,15 @@ from torch import Tensor
 from lockstep.memory.checks import check
 from lockstep.memory.chunked import chunked
 from lockstep.memory.exact import exact
-from lockstep.memory.kernel import SIZES, kernel, pays, tokens_at_once
+from lockstep.memory.kernel import SIZES, kernel, lent, pays, tokens_at_once
 from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import recall
 from lockstep.memory.types import Gates, Memory, Outer, Weights, arithmetic, exactly
+
+TRUSTED = False
+"""Whether a standing memory may be asked by the kernel: not before its gradients were compared on a GPU."""
 
 
 class MemoryState(NamedTuple):
@@ -101,27 +104,19 @@ def cut(
 
 
 def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
-    """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written.
-
-    Products are of the precision that those of reads while writing are of (`pays`).
-    """
-    low = pays(queries, held, spec)
-    if low and in_tiles(queries, spec, outer):
+    """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written."""
+    if TRUSTED and pays(queries, held, spec) and in_tiles(queries):
         return recollect_by_kernel(queries, held, spec, outer)
-    rows = Rows(queries.shape[0], queries.shape[1], queries.dtype if low else arithmetic(queries.dtype))
+    rows = Rows(queries.shape[0], queries.shape[1], arithmetic(queries.dtype))
     with exactly(queries.device):
         weights = tuple(Retained(matrix, spec).weights for matrix in rows.weights(held))
         said = recall(rows.chunks(queries, queries.shape[2])[0], weights, spec, rows.affine(outer))
     return rows.joined(said[None]).to(queries.dtype)
 
 
-def in_tiles(queries: Tensor, spec: MemorySpec, outer: Outer) -> bool:
-    """Whether tokens fill tiles, as those of whole segments do, and a norm has both its parameters.
-
-    The kernel knows nothing else; what is left is little, and torch's.
-    """
-    whole = queries.shape[2] > 0 and queries.shape[2] % SIZES[0] == 0
-    return whole and (not spec.norm or (outer.gain is not None and outer.shift is not None))
+def in_tiles(queries: Tensor) -> bool:
+    """Whether tokens fill tiles, as those of whole segments do: what is left is little, and torch's."""
+    return queries.shape[2] > 0 and queries.shape[2] % SIZES[0] == 0
 
 
 def recollect_by_kernel(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
@@ -133,7 +128,7 @@ def recollect_by_kernel(queries: Tensor, held: Weights, spec: MemorySpec, outer:
     reads, _ = operator(
         queries.transpose(1, 2).flatten(2),
         *Rows(batch, heads, arithmetic(queries.dtype)).weights(held),
-        *(x.float().contiguous() if spec.norm and x is not None else None for x in (outer.gain, outer.shift)),
+        *lent(outer, spec, queries),
         heads,
         spec.residual,
         spec.activation,

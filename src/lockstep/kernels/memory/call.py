@@ -124,8 +124,8 @@ class Rewritten(NamedTuple):
 
     @classmethod
     def room(cls, run: Chunks) -> Rewritten:
-        units = (run.units() for _ in range(4))
-        return cls(*units, run.outputs(), run.outputs(), run.scalars(run.time))
+        inputs, slopes, bends, first_errors = (run.units() for _ in range(4))
+        return cls(inputs, slopes, bends, first_errors, run.outputs(), run.outputs(), run.scalars(run.time))
 
     @property
     def written(self) -> Written:
@@ -160,9 +160,9 @@ class ReadBar(NamedTuple):
 
     @classmethod
     def room(cls, run: Chunks) -> ReadBar:
-        scalars = (run.scalars(run.time) for _ in range(2))
-        lent = (run.scalars(run.chunks, run.width) for _ in range(2))
-        return cls(run.outputs(), run.outputs(), *scalars, run.room(run.time, run.chunk), *lent)
+        kept, carried = (run.scalars(run.time) for _ in range(2))
+        gain, shift = (run.scalars(run.chunks, run.width) for _ in range(2))
+        return cls(run.outputs(), run.outputs(), kept, carried, run.room(run.time, run.chunk), gain, shift)
 
 
 class EndBar(NamedTuple):
@@ -179,11 +179,12 @@ class EndBar(NamedTuple):
     velocity_written: Tensor
 
     @classmethod
-    def room(cls, run: Chunks) -> EndBar:
-        lent = (run.scalars(run.chunks, run.width) for _ in range(2))
+    def room(cls, run: Chunks, values: Tensor) -> EndBar:
+        """`values` is where their adjoints go: there are outputs that nobody needs any more."""
+        gain, shift = (run.scalars(run.chunks, run.width) for _ in range(2))
         kept, carried, velocity_kept = (run.scalars(run.chunks) for _ in range(3))
         threshold, written, velocity_written = (run.scalars(run.time) for _ in range(3))
-        return cls(run.outputs(), threshold, *lent, kept, carried, written, velocity_kept, velocity_written)
+        return cls(values, threshold, gain, shift, kept, carried, written, velocity_kept, velocity_written)
 
     @property
     def coefficients(self) -> tuple[Tensor, ...]:

@@ -58,7 +58,7 @@ def chain_kernel(
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
     end_written: tl.tensor,
-    end_velocity_kept: tl.tensor,
+    velocity_kept: tl.tensor,
     end_velocity_written: tl.tensor,
     anchors: tl.tensor_descriptor,  # [heads or rows × 2 × WIDTH, HIDDEN]
     held: tl.tensor,  # [rows, 2 or 4, WIDTH, HIDDEN] in 32 bits: weights, then velocities; replaced by the last ones
@@ -134,7 +134,7 @@ def chain_kernel(
         # Where that leads.
         write, keep = tl.load(end_written + token)[:, None], tl.load(kept + end)
         if MOMENTUM:
-            carry, velocity_keep = tl.load(carried + end), tl.load(end_velocity_kept + end)
+            carry, velocity_keep = tl.load(carried + end), tl.load(velocity_kept + end)
             faster = tl.load(end_velocity_written + token)[:, None]
             velocity = tl.load(held + 2 * SIZE + matrix)
             copies.store([copy + 2 * WIDTH, unit], velocity.to(low))
@@ -165,7 +165,7 @@ def chain_backward_kernel(
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
     end_written: tl.tensor,
-    end_velocity_kept: tl.tensor,
+    velocity_kept: tl.tensor,
     end_velocity_written: tl.tensor,
     anchors: tl.tensor_descriptor,  # [heads or rows × 2 × WIDTH, HIDDEN]
     copies: tl.tensor_descriptor,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
@@ -296,7 +296,7 @@ def chain_backward_kernel(
         share, keep = tl.load(kept + token)[None, :], tl.load(kept + end)
         if MOMENTUM:
             carry_share, carry = tl.load(carried + token)[None, :], tl.load(carried + end)
-            velocity_keep = tl.load(end_velocity_kept + end)
+            velocity_keep = tl.load(velocity_kept + end)
             velocity = first * carry + tl.load(held_bar + 2 * SIZE + matrix) * velocity_keep
             velocity = added(velocity, (query * carry_share).to(low), read_bar, PRECISION)
             tl.store(held_bar + 2 * SIZE + matrix, velocity)

@@ -1,8 +1,8 @@
 """The memory's way from chunk to chunk on Hopper, in Gluon: `chain` says what is computed, this file when and where.
 
 One program walks a row, with both matrices and both velocities in registers, [WIDTH, HIDDEN], the second turned. What
-Triton cannot be told is said here: tiles of the next chunk are on their way while this one is computed, what is stored
-leaves while the next tile is computed, and the anchor stays in shared memory. Between two warp groups the hidden units
+Triton cannot be told is said here: tiles are on their way while others are computed, what is stored leaves meanwhile,
+and the anchor stays in shared memory. Between two warp groups the hidden units
 are halved.
 """
 
@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lockstep.kernels.memory.activations import activated_and_slope
 from lockstep.kernels.memory.heads import last_error, normalised, through_last_error
-from lockstep.kernels.memory.hopper_tiles import Room, Sheet, bring, send, shared_by_warps, unknown_zero
+from lockstep.kernels.memory.hopper_tiles import Room, Rooms, Sheet, bring, rooms, send, shared_by_warps, unknown_zero
 
 
 @gluon.jit
@@ -33,7 +33,7 @@ def chain_kernel(
     kept: gl.tensor,  # [rows, time]
     carried: gl.tensor,
     end_written: gl.tensor,
-    end_velocity_kept: gl.tensor,
+    velocity_kept: gl.tensor,
     end_velocity_written: gl.tensor,
     anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN]
     held: Sheet,  # [rows, 2 or 4, WIDTH, HIDDEN] in 32 bits: weights, then velocities; replaced by the last ones
@@ -63,8 +63,7 @@ def chain_kernel(
     HUBER: gl.constexpr = BIAS != "l2" and BIAS != "lp"
     row = gl.program_id(0)
 
-    narrows = gl.allocate_shared_memory(low, [3 + PARTS, CHUNK, WIDTH], keys.layout)
-    wides = gl.allocate_shared_memory(low, [PARTS + 2 + 2 * ANCHOR, CHUNK, HIDDEN], inputs.layout)
+    narrows, wides = rooms(keys, 3 + PARTS), rooms(inputs, PARTS + 2 + 2 * ANCHOR)
     lent = lent_to(row % heads, gain, shift, NORM, WIDTH)
     loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(loaded, count=1)
@@ -74,8 +73,8 @@ def chain_kernel(
         fence_async_shared()
         anchor = (row % anchor_rows) * 2 * WIDTH
         mbarrier.expect(arrived, 2 * anchors.block_type.nbytes)
-        bring(anchors, [anchor, 0], arrived, wides.index(PARTS + 2))
-        bring(anchors, [anchor + WIDTH, 0], arrived, wides.index(PARTS + 3))
+        bring(anchors, [anchor, 0], arrived, wides[PARTS + 2].index(0))
+        bring(anchors, [anchor + WIDTH, 0], arrived, wides[PARTS + 3].index(0))
     else:
         fence_async_shared()
     fetch(keys, values, row * chunks * CHUNK, loaded, narrows, True)
@@ -94,33 +93,33 @@ def chain_kernel(
     for i in range(chunks):
         chunk = row * chunks + i
         zero = unknown_zero(chunk)
-        key_room, value_room, last_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
-        input_room, first_room = wides.index(zero + PARTS), wides.index(zero + PARTS + 1)
+        key_room, value_room, last_room = narrows[0].index(zero), narrows[1].index(zero), narrows[2].index(zero)
+        input_room, first_room = wides[PARTS].index(zero), wides[PARTS + 1].index(zero)
         if ANCHOR:
-            anchor_1, anchor_2 = wides.index(zero + PARTS + 2), wides.index(zero + PARTS + 3)
+            anchor_1, anchor_2 = wides[PARTS + 2].index(zero), wides[PARTS + 3].index(zero)
         here, copy, end = chunk * CHUNK, chunk * PARTS * WIDTH, chunk * CHUNK + CHUNK - 1
         token = here + gl.arange(0, CHUNK, gl.SliceLayout(1, narrow))
         write, keep = gl.load(end_written + token)[:, None], gl.load(kept + end)
         if MOMENTUM:
             faster = gl.load(end_velocity_written + token)[:, None]
-            carry, velocity_keep = gl.load(carried + end), gl.load(end_velocity_kept + end)
+            carry, velocity_keep = gl.load(carried + end), gl.load(velocity_kept + end)
         limit = gl.load(threshold + token)[:, None] if HUBER else 0.0
 
         # What is held, for the reads and as operands.
         tma.store_wait(0)
-        wides.index(zero + 0).store(first.to(low))
-        wides.index(zero + 1).store(second.to(low))
+        wides[0].index(zero).store(first.to(low))
+        wides[1].index(zero).store(second.to(low))
         if MOMENTUM:
-            wides.index(zero + 2).store(velocity.to(low))
-            wides.index(zero + 3).store(velocity_2.to(low))
+            wides[2].index(zero).store(velocity.to(low))
+            wides[3].index(zero).store(velocity_2.to(low))
         fence_async_shared()
         for part in gl.static_range(PARTS):
-            send(copies, [copy + part * WIDTH, 0], wides.index(zero + part))
+            send(copies, [copy + part * WIDTH, 0], wides[part].index(zero))
 
         # What is written.
         mbarrier.wait(loaded, i & 1)
         z = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
-        z = warpgroup_mma(key_room, wides.index(zero + 0), z, use_acc=False)
+        z = warpgroup_mma(key_room, wides[0].index(zero), z, use_acc=False)
         if ANCHOR:
             z = warpgroup_mma(key_room, anchor_1, z)
         x, slope = activated_and_slope(z, ACTIVATION)
@@ -129,7 +128,7 @@ def chain_kernel(
         fence_async_shared()
         send(inputs, [here, 0], input_room)
         output = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
-        output = warpgroup_mma(input_room, wides.index(zero + 1).permute((1, 0)), output, use_acc=False)
+        output = warpgroup_mma(input_room, wides[1].index(zero).permute((1, 0)), output, use_acc=False)
         if ANCHOR:
             output = warpgroup_mma(input_room, anchor_2.permute((1, 0)), output)
         normal, scale = normalised(output, NORM, 1)
@@ -138,35 +137,35 @@ def chain_kernel(
         g, s = lent.index(0).load(across)[None, :], lent.index(1).load(across)[None, :]
         error = last_error(normal, scale, key, value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1)
         last_room.store(error.to(low))
-        narrows.index(zero + 3).store((error * -write).to(low))
-        narrows.index(zero + 4).store((key * -write).to(low))
+        narrows[3].index(zero).store((error * -write).to(low))
+        narrows[4].index(zero).store((key * -write).to(low))
         if MOMENTUM:
-            narrows.index(zero + 5).store((error * -faster).to(low))
-            narrows.index(zero + 6).store((key * -faster).to(low))
+            narrows[5].index(zero).store((error * -faster).to(low))
+            narrows[6].index(zero).store((key * -faster).to(low))
         fence_async_shared()
         send(last_errors, [here, 0], last_room)
 
         # Where that leads: the second matrix meanwhile.
         returned = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
-        returned = warpgroup_mma(last_room, wides.index(zero + 1), returned, use_acc=False, is_async=True)
+        returned = warpgroup_mma(last_room, wides[1].index(zero), returned, use_acc=False, is_async=True)
         if ANCHOR:
             returned = warpgroup_mma(last_room, anchor_2, returned, is_async=True)
         first, second = first * keep, second * keep
         if MOMENTUM:
             first, second = first + velocity * carry, second + velocity_2 * carry
             velocity, velocity_2 = velocity * velocity_keep, velocity_2 * velocity_keep
-        second = warpgroup_mma(narrows.index(zero + 3).permute((1, 0)), input_room, second, is_async=True)
+        second = warpgroup_mma(narrows[3].index(zero).permute((1, 0)), input_room, second, is_async=True)
         if MOMENTUM:
-            velocity_2 = warpgroup_mma(narrows.index(zero + 5).permute((1, 0)), input_room, velocity_2, is_async=True)
+            velocity_2 = warpgroup_mma(narrows[5].index(zero).permute((1, 0)), input_room, velocity_2, is_async=True)
             returned = warpgroup_mma_wait(2, [returned])
         else:
             returned = warpgroup_mma_wait(1, [returned])
         first_room.store((returned * first_room.load(wide).to(gl.float32)).to(low))
         fence_async_shared()
         send(first_errors, [here, 0], first_room)
-        first = warpgroup_mma(narrows.index(zero + 4).permute((1, 0)), first_room, first, is_async=True)
+        first = warpgroup_mma(narrows[4].index(zero).permute((1, 0)), first_room, first, is_async=True)
         if MOMENTUM:
-            velocity = warpgroup_mma(narrows.index(zero + 6).permute((1, 0)), first_room, velocity, is_async=True)
+            velocity = warpgroup_mma(narrows[6].index(zero).permute((1, 0)), first_room, velocity, is_async=True)
             first, second, velocity, velocity_2 = warpgroup_mma_wait(0, [first, second, velocity, velocity_2])
         else:
             first, second = warpgroup_mma_wait(0, [first, second])
@@ -179,11 +178,11 @@ def chain_kernel(
 
 
 @gluon.jit
-def fetch(keys: Sheet, values: Sheet, token: gl.tensor, loaded: Room, narrows: Room, wanted: gl.tensor) -> None:
+def fetch(keys: Sheet, values: Sheet, token: gl.tensor, loaded: Room, narrows: Rooms, wanted: gl.tensor) -> None:
     """Keys and values of a chunk, on their way."""
     mbarrier.expect(loaded, keys.block_type.nbytes + values.block_type.nbytes, pred=wanted)
-    bring(keys, [token, 0], loaded, narrows.index(0), pred=wanted)
-    bring(values, [token, 0], loaded, narrows.index(1), pred=wanted)
+    bring(keys, [token, 0], loaded, narrows[0].index(0), pred=wanted)
+    bring(values, [token, 0], loaded, narrows[1].index(0), pred=wanted)
 
 
 @gluon.jit
@@ -227,7 +226,7 @@ def chain_backward_kernel(
     kept: gl.tensor,  # [rows, time]
     carried: gl.tensor,
     end_written: gl.tensor,
-    end_velocity_kept: gl.tensor,
+    velocity_kept: gl.tensor,
     end_velocity_written: gl.tensor,
     anchors: Sheet,  # [heads or rows × 2 × WIDTH, HIDDEN]
     copies: Sheet,  # [rows × chunks × 2 or 4 × WIDTH, HIDDEN]
@@ -276,9 +275,8 @@ def chain_backward_kernel(
     row = gl.program_id(0)
 
     # Rooms: adjoints as operands; tiles by when they are wanted; what leaves.
-    units_rooms = gl.allocate_shared_memory(low, [3, CHUNK, HIDDEN], inputs.layout)
-    wides = gl.allocate_shared_memory(low, [4 if MOMENTUM else 5, CHUNK, HIDDEN], inputs.layout)
-    narrows = gl.allocate_shared_memory(low, [6, CHUNK, WIDTH], keys.layout)
+    units_rooms = rooms(inputs, 3)
+    wides, narrows = rooms(inputs, 4 if MOMENTUM else 5), rooms(keys, 6)
     lent = lent_to(row % heads, gain, shift, NORM, WIDTH)
     coefficients = gl.allocate_shared_memory(gl.float32, [6, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     loaded = gl.allocate_shared_memory(gl.int64, [6, 1], mbarrier.MBarrierLayout())
@@ -296,7 +294,7 @@ def chain_backward_kernel(
     if ANCHOR:
         mbarrier.expect(state_loaded, anchors.block_type.nbytes)
         anchor = (row % anchor_rows) * 2 * WIDTH + WIDTH
-        bring(anchors, [anchor, 0], state_loaded, wides.index(3))
+        bring(anchors, [anchor, 0], state_loaded, wides[3].index(0))
     else:
         mbarrier.arrive(state_loaded)
     mbarrier.wait(state_loaded, 0)
@@ -306,7 +304,7 @@ def chain_backward_kernel(
         velocity = taken(held_bar, row * PARTS * WIDTH + 2 * WIDTH, state_loaded, 1, wide)
         velocity_2 = taken(held_bar, row * PARTS * WIDTH + 3 * WIDTH, state_loaded, 0, wide)
     # After the state has come, so that it may have come through the same room.
-    matrices = gl.allocate_shared_memory(low, [PARTS, WIDTH, HIDDEN], copies.layout)
+    matrices = rooms(copies, PARTS)
     next_ones = coefficients_of(
         (row * chunks + chunks - 1) * CHUNK,
         end_written,
@@ -324,15 +322,16 @@ def chain_backward_kernel(
         chunk = row * chunks + chunks - 1 - back
         here, copy, end = chunk * CHUNK, chunk * PARTS * WIDTH, chunk * CHUNK + CHUNK - 1
         phase, zero = back & 1, unknown_zero(chunk)
-        units = units_rooms.index(zero), units_rooms.index(zero + 1), units_rooms.index(zero + 2)
+        units = units_rooms[0].index(zero), units_rooms[1].index(zero), units_rooms[2].index(zero)
         input_room, second_room, read_room, anchor_room = (
-            wides.index(zero), wides.index(zero + 1), wides.index(zero + 2), wides.index(zero + 3)
+            wides[0].index(zero), wides[1].index(zero), wides[2].index(zero), wides[3].index(zero)
         )  # fmt: skip
-        key_room, error_room, normal_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
-        error_bar_room, outputs = narrows.index(zero + 3), (narrows.index(zero + 4), narrows.index(zero + 5))
+        key_room, error_room, normal_room = narrows[0].index(zero), narrows[1].index(zero), narrows[2].index(zero)
+        error_bar_room, outputs = narrows[3].index(zero), (narrows[4].index(zero), narrows[5].index(zero))
         # The adjoints of the first matrix and its velocity are no operands any more when these come.
-        read_input_room = matrices.index(zero)
-        u_room = matrices.index(zero + 2) if MOMENTUM else wides.index(zero + 4)
+        read_input_room = matrices[0].index(zero)
+        u_room = matrices[2].index(zero) if MOMENTUM else wides[4].index(zero)
+        tma.store_wait(0)
         mbarrier.expect(early, NARROW_BYTES + 3 * WIDE_BYTES)
         bring(keys, [here, 0], early, key_room)
         bring(returned_bar, [here, 0], early, units[0])
@@ -355,26 +354,25 @@ def chain_backward_kernel(
         )
 
         # Operands, which are also what each chunk ended with.
-        tma.store_wait(0)
-        matrices.index(zero + 0).store(first.to(low))
-        matrices.index(zero + 1).store(second.to(low))
+        matrices[0].index(zero).store(first.to(low))
+        matrices[1].index(zero).store(second.to(low))
         if MOMENTUM:
-            matrices.index(zero + 2).store(velocity.to(low))
-            matrices.index(zero + 3).store(velocity_2.to(low))
-            carry, velocity_keep = gl.load(carried + end), gl.load(end_velocity_kept + end)
+            matrices[2].index(zero).store(velocity.to(low))
+            matrices[3].index(zero).store(velocity_2.to(low))
+            carry, velocity_keep = gl.load(carried + end), gl.load(velocity_kept + end)
         fence_async_shared()
         for part in gl.static_range(PARTS):
-            send(copies_bar, [copy + part * WIDTH, 0], matrices.index(zero + part))
+            send(copies_bar, [copy + part * WIDTH, 0], matrices[part].index(zero))
 
         # Through the step of the first matrix, and before the slope of its errors.
         mbarrier.wait(early, phase)
         key_left = key_room.load(left_wide).to(gl.float32)
         bar = units[0].load(wide).to(gl.float32)
         key_written = (key_left * -coefficients.index(0).load(left_down)[:, None]).to(low)
-        bar = warpgroup_mma(key_written, matrices.index(zero + 0), bar, is_async=True)
+        bar = warpgroup_mma(key_written, matrices[0].index(zero), bar, is_async=True)
         if MOMENTUM:
             key_faster = (key_left * -coefficients.index(1).load(left_down)[:, None]).to(low)
-            bar = warpgroup_mma(key_faster, matrices.index(zero + 2), bar, is_async=True)
+            bar = warpgroup_mma(key_faster, matrices[2].index(zero), bar, is_async=True)
             bar = warpgroup_mma_wait(0, [bar, key_written, key_faster])[0]
         else:
             bar = warpgroup_mma_wait(0, [bar, key_written])[0]
@@ -393,11 +391,11 @@ def chain_backward_kernel(
         mbarrier.wait(middle, phase)
         nothing = gl.zeros([CHUNK, WIDTH], gl.float32, narrow)
         direct = warpgroup_mma(
-            input_room, matrices.index(zero + 1).permute((1, 0)), nothing, use_acc=False, is_async=True
+            input_room, matrices[1].index(zero).permute((1, 0)), nothing, use_acc=False, is_async=True
         )
         if MOMENTUM:
             more_2 = warpgroup_mma(
-                input_room, matrices.index(zero + 3).permute((1, 0)), nothing, use_acc=False, is_async=True
+                input_room, matrices[3].index(zero).permute((1, 0)), nothing, use_acc=False, is_async=True
             )
         error_bar = warpgroup_mma(u_room, second_room.permute((1, 0)), nothing, use_acc=False, is_async=True)
         if ANCHOR:
@@ -433,10 +431,10 @@ def chain_backward_kernel(
         x_bar = warpgroup_mma(normal_room, second_room, x_bar, is_async=True)
         if ANCHOR:
             x_bar = warpgroup_mma(normal_room, anchor_room, x_bar, is_async=True)
-        x_bar = warpgroup_mma(written, matrices.index(zero + 1), x_bar, is_async=True)
+        x_bar = warpgroup_mma(written, matrices[1].index(zero), x_bar, is_async=True)
         if MOMENTUM:
             written_2 = (error * -coefficients.index(1).load(left_down)[:, None]).to(low)
-            x_bar = warpgroup_mma(written_2, matrices.index(zero + 3), x_bar, is_async=True)
+            x_bar = warpgroup_mma(written_2, matrices[3].index(zero), x_bar, is_async=True)
             x_bar = warpgroup_mma_wait(0, [x_bar, written, written_2])[0]
         else:
             x_bar = warpgroup_mma_wait(0, [x_bar, written])[0]

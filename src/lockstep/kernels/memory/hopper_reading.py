@@ -1,4 +1,4 @@
-"""The adjoints of all reads on Hopper, in Gluon: `reading` says what is computed, this file when and where.
+"""All reads and their adjoints on Hopper, in Gluon: `reading` says what is computed, this file when and where.
 
 As many programs as there are multiprocessors, each with its share of the chunks one after the other: tiles of the next
 chunk are on their way as soon as those of this one are no longer needed.
@@ -20,10 +20,12 @@ from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import normalised, said, through_norm
 from lockstep.kernels.memory.hopper_tiles import (
     Room,
+    Rooms,
     Sheet,
     bring,
     fetch_anchors,
     own_chunks,
+    rooms,
     send,
     shared_by_warps,
     unknown_zero,
@@ -68,8 +70,8 @@ def read_kernel(
     low: gl.constexpr = keys.dtype
     PARTS: gl.constexpr = 4 if MOMENTUM else 2
     VELOCITIES: gl.constexpr = 2 if MOMENTUM else 1
-    narrows = gl.allocate_shared_memory(low, [6, CHUNK, WIDTH], keys.layout)
-    wides = gl.allocate_shared_memory(low, [3 + 2 * VELOCITIES + 2 * ANCHOR, CHUNK, HIDDEN], inputs.layout)
+    narrows = rooms(keys, 6)
+    wides = rooms(inputs, 3 + 2 * VELOCITIES + 2 * ANCHOR)
     loaded = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
     for barrier in gl.static_range(3):
         mbarrier.init(loaded.index(barrier), count=1)
@@ -88,16 +90,16 @@ def read_kernel(
     )  # fmt: skip
     for chunk in range(begin, end):
         zero = unknown_zero(chunk)
-        query_room, key_room, share_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
-        error_room, scores_room, out_room = narrows.index(zero + 3), narrows.index(zero + 4), narrows.index(zero + 5)
-        read_room, first_room, input_room = wides.index(zero), wides.index(zero + 1), wides.index(zero + 2)
-        first, second = wides.index(zero + 3), wides.index(zero + 4)
+        query_room, key_room, share_room = narrows[0].index(zero), narrows[1].index(zero), narrows[2].index(zero)
+        error_room, scores_room, out_room = narrows[3].index(zero), narrows[4].index(zero), narrows[5].index(zero)
+        read_room, first_room, input_room = wides[0].index(zero), wides[1].index(zero), wides[2].index(zero)
+        first, second = wides[3].index(zero), wides[4].index(zero)
         # What there is not is called by the name of what there is.
         velocity, velocity_2, anchor_1, anchor_2 = first, second, first, second
         if MOMENTUM:
-            velocity, velocity_2 = wides.index(zero + 5), wides.index(zero + 6)
+            velocity, velocity_2 = wides[5].index(zero), wides[6].index(zero)
         if ANCHOR:
-            anchor_1, anchor_2 = wides.index(zero + 3 + 2 * VELOCITIES), wides.index(zero + 4 + 2 * VELOCITIES)
+            anchor_1, anchor_2 = wides[3 + 2 * VELOCITIES].index(zero), wides[4 + 2 * VELOCITIES].index(zero)
         row, here, phase = chunk // chunks, chunk * CHUNK, (chunk - begin) & 1
         token, place = here + gl.arange(0, CHUNK, down), (row % heads) * WIDTH + gl.arange(0, WIDTH, across)
         share = gl.load(kept + token)
@@ -197,8 +199,8 @@ def read_backward_kernel(
     PARTS: gl.constexpr = 4 if MOMENTUM else 2
     VELOCITIES: gl.constexpr = 2 if MOMENTUM else 1
     # Rooms: what the first matrix and what the second takes, and what is made of it.
-    narrows = gl.allocate_shared_memory(low, [9, CHUNK, WIDTH], keys.layout)
-    wides = gl.allocate_shared_memory(low, [3 + 2 * VELOCITIES + 2 * ANCHOR, CHUNK, HIDDEN], inputs.layout)
+    narrows = rooms(keys, 9)
+    wides = rooms(inputs, 3 + 2 * VELOCITIES + 2 * ANCHOR)
     loaded = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     for barrier in gl.static_range(4):
         mbarrier.init(loaded.index(barrier), count=1)
@@ -218,22 +220,22 @@ def read_backward_kernel(
     fetch_bar(reads_bar, narrows, loaded.index(3), begin, begin < end, CHUNK)
     for chunk in range(begin, end):
         zero = unknown_zero(chunk)
-        query_room, key_room, share_room = narrows.index(zero), narrows.index(zero + 1), narrows.index(zero + 2)
-        error_room, bar_room, last_room = narrows.index(zero + 3), narrows.index(zero + 4), narrows.index(zero + 5)
-        scores_room, scores_2_room = narrows.index(zero + 6), narrows.index(zero + 7)
-        scores_bar_room, read_room = narrows.index(zero + 8), wides.index(zero)
+        query_room, key_room, share_room = narrows[0].index(zero), narrows[1].index(zero), narrows[2].index(zero)
+        error_room, bar_room, last_room = narrows[3].index(zero), narrows[4].index(zero), narrows[5].index(zero)
+        scores_room, scores_2_room = narrows[6].index(zero), narrows[7].index(zero)
+        scores_bar_room, read_room = narrows[8].index(zero), wides[0].index(zero)
         first_room, input_room, first, second = (
-            wides.index(zero + 1),
-            wides.index(zero + 2),
-            wides.index(zero + 3),
-            wides.index(zero + 4),
+            wides[1].index(zero),
+            wides[2].index(zero),
+            wides[3].index(zero),
+            wides[4].index(zero),
         )
         # What there is not is called by the name of what there is.
         velocity, velocity_2, anchor_1, anchor_2 = first, second, first, second
         if MOMENTUM:
-            velocity, velocity_2 = wides.index(zero + 5), wides.index(zero + 6)
+            velocity, velocity_2 = wides[5].index(zero), wides[6].index(zero)
         if ANCHOR:
-            anchor_1, anchor_2 = wides.index(zero + 3 + 2 * VELOCITIES), wides.index(zero + 4 + 2 * VELOCITIES)
+            anchor_1, anchor_2 = wides[3 + 2 * VELOCITIES].index(zero), wides[4 + 2 * VELOCITIES].index(zero)
         row = chunk // chunks
         here, phase = chunk * CHUNK, (chunk - begin) & 1
         token = here + gl.arange(0, CHUNK, down)
@@ -283,11 +285,11 @@ def read_backward_kernel(
             last_bar = through_norm(bar * g, normal, scale, NORM, 1)
         bar = bar.to(low)
         last_room.store(last_bar.to(low))
+        fence_async_shared()
         # How much was kept is asked of all that was: of answers here, of queries below.
         share_bar = gl.sum(last_bar * kept_answer, 1)
         if MOMENTUM:
             carry_bar = gl.sum(last_bar * carried_answer, 1)
-        fence_async_shared()
         send(read_last_bar, [here, 0], last_room)
         scores_bar = warpgroup_mma(last_room, error_room.permute((1, 0)), none, use_acc=False)
         shares_bar = scores_bar * -scores_2
@@ -315,9 +317,9 @@ def read_backward_kernel(
         tma.store_wait(0)
         read_room.store(back.to(low))
         fence_async_shared()
+        send(read_outputs_bar, [here, 0], read_room)
         send(last_errors_bar, [here, 0], bar_room)
         send(inputs_bar, [here, 0], second)
-        send(read_outputs_bar, [here, 0], read_room)
 
         # And back through the first: what of it was written, kept and carried on.
         units_bar = warpgroup_mma(scores_room.permute((1, 0)), read_room, no_units, use_acc=False, is_async=True)
@@ -339,8 +341,8 @@ def read_backward_kernel(
         first_room.store(units_bar.to(low))
         scores_bar_room.store((scores_bar * -share_room.load(narrow).to(gl.float32)).to(low))
         scores_room.store((shares_bar - scores_bar * scores).to(low))
-        tma.store_wait(0)
         fence_async_shared()
+        tma.store_wait(0)
         send(first_errors_bar, [here, 0], first_room)
         send(written_bar, [here, 0], scores_room)
         fetch_second(
@@ -391,6 +393,7 @@ def asked(
     left: gl.constexpr = gl.DotOperandLayout(0, no_units.type.layout, 2)
     scores = warpgroup_mma(query_room, key_room.permute((1, 0)), none, use_acc=False)
     scores_room.store((scores * -share_room.load(narrow).to(gl.float32)).to(low))
+    fence_async_shared()
     query = query_room.load(left).to(gl.float32)
     kept_query = (query * share).to(low)
     found = warpgroup_mma(kept_query, first, no_units, use_acc=False, is_async=True)
@@ -402,7 +405,6 @@ def asked(
         found = warpgroup_mma_wait(0, [found, kept_query, carried_query])[0]
     else:
         found = warpgroup_mma_wait(0, [found, kept_query])[0]
-    fence_async_shared()
     return warpgroup_mma(scores_room, first_room, found)
 
 
@@ -449,8 +451,8 @@ def fetch_first(
     keys: Sheet,
     first_errors: Sheet,
     copies: Sheet,
-    narrows: Room,
-    wides: Room,
+    narrows: Rooms,
+    wides: Rooms,
     loaded: Room,
     chunk: gl.tensor,
     wanted: gl.tensor,
@@ -463,12 +465,12 @@ def fetch_first(
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
     mbarrier.expect(loaded, 2 * keys.block_type.nbytes + first_errors.block_type.nbytes + matrices, pred=wanted)
     here, copy = chunk * CHUNK, chunk * PARTS * WIDTH
-    bring(queries, [here, 0], loaded, narrows.index(0), pred=wanted)
-    bring(keys, [here, 0], loaded, narrows.index(1), pred=wanted)
+    bring(queries, [here, 0], loaded, narrows[0].index(0), pred=wanted)
+    bring(keys, [here, 0], loaded, narrows[1].index(0), pred=wanted)
     for part in gl.static_range(VELOCITIES):
         place = copy + 2 * part * WIDTH
-        bring(copies, [place, 0], loaded, wides.index(3 + 2 * part), pred=wanted)
-    bring(first_errors, [here, 0], loaded, wides.index(1), pred=wanted)
+        bring(copies, [place, 0], loaded, wides[3 + 2 * part].index(0), pred=wanted)
+    bring(first_errors, [here, 0], loaded, wides[1].index(0), pred=wanted)
 
 
 @gluon.jit
@@ -477,8 +479,8 @@ def fetch_second(
     last_errors: Sheet,
     inputs: Sheet,
     copies: Sheet,
-    narrows: Room,
-    wides: Room,
+    narrows: Rooms,
+    wides: Rooms,
     loaded: Room,
     chunk: gl.tensor,
     wanted: gl.tensor,
@@ -491,17 +493,17 @@ def fetch_second(
     matrices: gl.constexpr = VELOCITIES * copies.block_type.nbytes
     mbarrier.expect(loaded, 2 * last_errors.block_type.nbytes + inputs.block_type.nbytes + matrices, pred=wanted)
     here, copy = chunk * CHUNK, chunk * PARTS * WIDTH + WIDTH
-    bring(written, [here, 0], loaded, narrows.index(2), pred=wanted)
-    bring(last_errors, [here, 0], loaded, narrows.index(3), pred=wanted)
-    bring(inputs, [here, 0], loaded, wides.index(2), pred=wanted)
+    bring(written, [here, 0], loaded, narrows[2].index(0), pred=wanted)
+    bring(last_errors, [here, 0], loaded, narrows[3].index(0), pred=wanted)
+    bring(inputs, [here, 0], loaded, wides[2].index(0), pred=wanted)
     for part in gl.static_range(VELOCITIES):
         place = copy + 2 * part * WIDTH
-        bring(copies, [place, 0], loaded, wides.index(4 + 2 * part), pred=wanted)
+        bring(copies, [place, 0], loaded, wides[4 + 2 * part].index(0), pred=wanted)
 
 
 @gluon.jit
 def fetch_bar(
-    reads_bar: Sheet, narrows: Room, loaded: Room, chunk: gl.tensor, wanted: gl.tensor, CHUNK: gl.constexpr
+    reads_bar: Sheet, narrows: Rooms, loaded: Room, chunk: gl.tensor, wanted: gl.tensor, CHUNK: gl.constexpr
 ) -> None:
     mbarrier.expect(loaded, reads_bar.block_type.nbytes, pred=wanted)
-    bring(reads_bar, [chunk * CHUNK, 0], loaded, narrows.index(4), pred=wanted)
+    bring(reads_bar, [chunk * CHUNK, 0], loaded, narrows[4].index(0), pred=wanted)

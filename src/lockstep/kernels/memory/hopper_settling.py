@@ -17,7 +17,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lockstep.kernels.memory.heads import through_last_error
-from lockstep.kernels.memory.hopper_tiles import Room, Sheet, bring, own_chunks, send, shared_by_warps, unknown_zero
+from lockstep.kernels.memory.hopper_tiles import (
+    Room,
+    Rooms,
+    Sheet,
+    bring,
+    own_chunks,
+    rooms,
+    send,
+    shared_by_warps,
+    unknown_zero,
+)
 
 
 @gluon.jit
@@ -70,9 +80,8 @@ def settle_kernel(
     low: gl.constexpr = keys.dtype
     HUBER: gl.constexpr = BIAS != "l2" and BIAS != "lp"
     tokens = gl.allocate_shared_memory(low, [4, CHUNK, WIDTH], keys.layout)
-    outputs = gl.allocate_shared_memory(low, [5, CHUNK, WIDTH], keys.layout)
-    firsts = gl.allocate_shared_memory(low, [7 if MOMENTUM else 5, CHUNK, HIDDEN // 2], inputs.layout)
-    seconds = gl.allocate_shared_memory(low, [5 if MOMENTUM else 3, CHUNK, HIDDEN // 2], inputs.layout)
+    outputs = rooms(keys, 5)
+    firsts, seconds = rooms(inputs, 7 if MOMENTUM else 5), rooms(inputs, 5 if MOMENTUM else 3)
     loaded = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
     for barrier in gl.static_range(5):
         mbarrier.init(loaded.index(barrier), count=1)
@@ -103,20 +112,20 @@ def settle_kernel(
         mbarrier.wait(loaded.index(turn & 1), (turn >> 1) & 1)
         mbarrier.wait(loaded.index(2), turn & 1)
         key_room, error_room = tokens.index(2 * (turn & 1)), tokens.index(2 * (turn & 1) + 1)
-        key, value = key_room.load(layout).to(gl.float32), outputs.index(zero).load(layout).to(gl.float32)
+        key, value = key_room.load(layout).to(gl.float32), outputs[0].index(zero).load(layout).to(gl.float32)
         normal, error_bar = (
-            outputs.index(zero + 1).load(layout).to(gl.float32),
-            outputs.index(zero + 2).load(layout).to(gl.float32),
+            outputs[1].index(zero).load(layout).to(gl.float32),
+            outputs[2].index(zero).load(layout).to(gl.float32),
         )
         output_bar, loss_bar, gains_bar, limits_bar = through_last_error(
             error_bar, normal, scale, key, value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1
         )
-        key_bar = outputs.index(zero + 3).load(layout).to(gl.float32)
-        outputs.index(zero).store((-loss_bar).to(low))
-        outputs.index(zero + 2).store(output_bar.to(low))
+        key_bar = outputs[3].index(zero).load(layout).to(gl.float32)
+        outputs[0].index(zero).store((-loss_bar).to(low))
+        outputs[2].index(zero).store(output_bar.to(low))
         fence_async_shared()
-        send(values_bar, [here, 0], outputs.index(zero))
-        send(errors_bar, [here, 0], outputs.index(zero + 2))
+        send(values_bar, [here, 0], outputs[0].index(zero))
+        send(errors_bar, [here, 0], outputs[2].index(zero))
         if NORM:
             gl.store(gain_bar + chunk * WIDTH + place, gl.sum(gains_bar, 0))
             gl.store(shift_bar + chunk * WIDTH + place, gl.sum(loss_bar, 0))
@@ -134,21 +143,21 @@ def settle_kernel(
         for half in gl.static_range(2):
             following = chunk if half == 0 else chunk + 1
             wanted = True if half == 0 else more
-            held_room, bar_room, error_1_room = firsts.index(zero), firsts.index(zero + 1), firsts.index(zero + 2)
+            held_room, bar_room, error_1_room = firsts[0].index(zero), firsts[1].index(zero), firsts[2].index(zero)
             mbarrier.wait(loaded.index(3), half)
             first_bar = warpgroup_mma(error_1_room, bar_room.permute((1, 0)), first_bar, is_async=True)
-            key_bar = warpgroup_mma(firsts.index(zero + 3), held_room.permute((1, 0)), key_bar, is_async=True)
+            key_bar = warpgroup_mma(firsts[3].index(zero), held_room.permute((1, 0)), key_bar, is_async=True)
             if ANCHOR:
-                anchor = firsts.index(zero + 4).permute((1, 0))
-                key_bar = warpgroup_mma(firsts.index(zero + 3), anchor, key_bar, is_async=True)
+                anchor = firsts[4].index(zero).permute((1, 0))
+                key_bar = warpgroup_mma(firsts[3].index(zero), anchor, key_bar, is_async=True)
             bar = bar_room.load(layout).to(gl.float32)
             keep_bar += held_room.load(layout).to(gl.float32) * bar
             if MOMENTUM:
-                velocity_bar_room = firsts.index(zero + 6)
+                velocity_bar_room = firsts[6].index(zero)
                 first_velocity_bar = warpgroup_mma(
                     error_1_room, velocity_bar_room.permute((1, 0)), first_velocity_bar, is_async=True
                 )
-                velocity = firsts.index(zero + 5).load(layout).to(gl.float32)
+                velocity = firsts[5].index(zero).load(layout).to(gl.float32)
                 carry_bar += velocity * bar
                 velocity_keep_bar += velocity * velocity_bar_room.load(layout).to(gl.float32)
                 first_bar, first_velocity_bar, key_bar = warpgroup_mma_wait(0, [first_bar, first_velocity_bar, key_bar])
@@ -159,17 +168,17 @@ def settle_kernel(
                 wanted, (following // chunks) % anchor_rows, CHUNK, WIDTH, HIDDEN, MOMENTUM, ANCHOR,
             )  # fmt: skip
 
-            held_room, bar_room, input_room = seconds.index(zero), seconds.index(zero + 1), seconds.index(zero + 2)
+            held_room, bar_room, input_room = seconds[0].index(zero), seconds[1].index(zero), seconds[2].index(zero)
             mbarrier.wait(loaded.index(4), half)
             second_bar = warpgroup_mma(input_room, bar_room.permute((1, 0)), second_bar, is_async=True)
             bar = bar_room.load(layout).to(gl.float32)
             keep_bar += held_room.load(layout).to(gl.float32) * bar
             if MOMENTUM:
-                velocity_bar_room = seconds.index(zero + 4)
+                velocity_bar_room = seconds[4].index(zero)
                 second_velocity_bar = warpgroup_mma(
                     input_room, velocity_bar_room.permute((1, 0)), second_velocity_bar, is_async=True
                 )
-                velocity = seconds.index(zero + 3).load(layout).to(gl.float32)
+                velocity = seconds[3].index(zero).load(layout).to(gl.float32)
                 carry_bar += velocity * bar
                 velocity_keep_bar += velocity * velocity_bar_room.load(layout).to(gl.float32)
                 second_bar, second_velocity_bar = warpgroup_mma_wait(0, [second_bar, second_velocity_bar])
@@ -192,9 +201,9 @@ def settle_kernel(
             gl.store(end_velocity_written_bar + token, -gl.sum(through, 1))
             gl.store(end_carried_bar + chunk, gl.sum(gl.sum(carry_bar, 1), 0))
             gl.store(end_velocity_kept_bar + chunk, gl.sum(gl.sum(velocity_keep_bar, 1), 0))
-        outputs.index(zero + 4).store(key_bar.to(low))
+        outputs[4].index(zero).store(key_bar.to(low))
         fence_async_shared()
-        send(keys_bar, [here, 0], outputs.index(zero + 4))
+        send(keys_bar, [here, 0], outputs[4].index(zero))
     tma.store_wait(0)
 
 
@@ -222,7 +231,7 @@ def fetch_outputs(
     normals: Sheet,
     errors_bar: Sheet,
     keys_bar: Sheet,
-    outputs: Room,
+    outputs: Rooms,
     loaded: Room,
     chunk: gl.tensor,
     wanted: gl.tensor,
@@ -231,10 +240,10 @@ def fetch_outputs(
     """What the last error takes, and the adjoints of keys so far."""
     here = chunk * CHUNK
     mbarrier.expect(loaded, 4 * values.block_type.nbytes, pred=wanted)
-    bring(values, [here, 0], loaded, outputs.index(0), pred=wanted)
-    bring(normals, [here, 0], loaded, outputs.index(1), pred=wanted)
-    bring(errors_bar, [here, 0], loaded, outputs.index(2), pred=wanted)
-    bring(keys_bar, [here, 0], loaded, outputs.index(3), pred=wanted)
+    bring(values, [here, 0], loaded, outputs[0].index(0), pred=wanted)
+    bring(normals, [here, 0], loaded, outputs[1].index(0), pred=wanted)
+    bring(errors_bar, [here, 0], loaded, outputs[2].index(0), pred=wanted)
+    bring(keys_bar, [here, 0], loaded, outputs[3].index(0), pred=wanted)
 
 
 @gluon.jit
@@ -244,7 +253,7 @@ def fetch_first(
     copies_bar: Sheet,
     first_errors: Sheet,
     hidden_bar: Sheet,
-    firsts: Room,
+    firsts: Rooms,
     loaded: Room,
     chunk: gl.tensor,
     half: gl.tensor,
@@ -260,15 +269,15 @@ def fetch_first(
     unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH
     tiles: gl.constexpr = 4 + (1 if ANCHOR else 0) + (2 if MOMENTUM else 0)
     mbarrier.expect(loaded, tiles * copies.block_type.nbytes, pred=wanted)
-    bring(copies, [copy, unit], loaded, firsts.index(0), pred=wanted)
-    bring(copies_bar, [copy, unit], loaded, firsts.index(1), pred=wanted)
-    bring(first_errors, [here, unit], loaded, firsts.index(2), pred=wanted)
-    bring(hidden_bar, [here, unit], loaded, firsts.index(3), pred=wanted)
+    bring(copies, [copy, unit], loaded, firsts[0].index(0), pred=wanted)
+    bring(copies_bar, [copy, unit], loaded, firsts[1].index(0), pred=wanted)
+    bring(first_errors, [here, unit], loaded, firsts[2].index(0), pred=wanted)
+    bring(hidden_bar, [here, unit], loaded, firsts[3].index(0), pred=wanted)
     if ANCHOR:
-        bring(anchors, [anchor * 2 * WIDTH, unit], loaded, firsts.index(4), pred=wanted)
+        bring(anchors, [anchor * 2 * WIDTH, unit], loaded, firsts[4].index(0), pred=wanted)
     if MOMENTUM:
-        bring(copies, [copy + 2 * WIDTH, unit], loaded, firsts.index(5), pred=wanted)
-        bring(copies_bar, [copy + 2 * WIDTH, unit], loaded, firsts.index(6), pred=wanted)
+        bring(copies, [copy + 2 * WIDTH, unit], loaded, firsts[5].index(0), pred=wanted)
+        bring(copies_bar, [copy + 2 * WIDTH, unit], loaded, firsts[6].index(0), pred=wanted)
 
 
 @gluon.jit
@@ -276,7 +285,7 @@ def fetch_second(
     copies: Sheet,
     copies_bar: Sheet,
     inputs: Sheet,
-    seconds: Room,
+    seconds: Rooms,
     loaded: Room,
     chunk: gl.tensor,
     half: gl.tensor,
@@ -289,9 +298,9 @@ def fetch_second(
     """What it takes of the second: itself, its adjoint, inputs; velocities."""
     unit, here, copy = half * (HIDDEN // 2), chunk * CHUNK, chunk * (4 if MOMENTUM else 2) * WIDTH + WIDTH
     mbarrier.expect(loaded, (5 if MOMENTUM else 3) * copies.block_type.nbytes, pred=wanted)
-    bring(copies, [copy, unit], loaded, seconds.index(0), pred=wanted)
-    bring(copies_bar, [copy, unit], loaded, seconds.index(1), pred=wanted)
-    bring(inputs, [here, unit], loaded, seconds.index(2), pred=wanted)
+    bring(copies, [copy, unit], loaded, seconds[0].index(0), pred=wanted)
+    bring(copies_bar, [copy, unit], loaded, seconds[1].index(0), pred=wanted)
+    bring(inputs, [here, unit], loaded, seconds[2].index(0), pred=wanted)
     if MOMENTUM:
-        bring(copies, [copy + 2 * WIDTH, unit], loaded, seconds.index(3), pred=wanted)
-        bring(copies_bar, [copy + 2 * WIDTH, unit], loaded, seconds.index(4), pred=wanted)
+        bring(copies, [copy + 2 * WIDTH, unit], loaded, seconds[3].index(0), pred=wanted)
+        bring(copies_bar, [copy + 2 * WIDTH, unit], loaded, seconds[4].index(0), pred=wanted)

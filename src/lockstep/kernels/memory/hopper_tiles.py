@@ -19,12 +19,30 @@ bring = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 send = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 Room: TypeAlias = gl.shared_memory_descriptor
 """For a tile, or for several, in shared memory."""
+Rooms: TypeAlias = gl.tuple
 
 
 @gluon.constexpr_function
 def shared_by_warps(columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201 - numbers at compile time
     """Of a tile [64, columns]: four warps down, two across."""
     return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, columns // 2, 16])
+
+
+@gluon.jit
+def room(sheet: Sheet) -> Room:
+    """For one tile of a sheet, [1, …]: apart from others, because who waits for a room waits for all of its kind."""
+    rows: gl.constexpr = sheet.block_type.shape[0]
+    columns: gl.constexpr = sheet.block_type.shape[1]
+    return gl.allocate_shared_memory(sheet.dtype, [1, rows, columns], sheet.layout)
+
+
+@gluon.jit
+def rooms(sheet: Sheet, COUNT: gl.constexpr) -> Rooms:
+    """So many."""
+    made: Rooms = (room(sheet),)
+    for _ in gl.static_range(COUNT - 1):
+        made = made + (room(sheet),)  # noqa: RUF005 - the compiler knows no other way
+    return made
 
 
 @gluon.jit

@@ -24,6 +24,7 @@ from lockstep.kernels.memory.hopper_tiles import (
     bring,
     fetch_anchors,
     own_chunks,
+    rooms,
     send,
     shared_by_warps,
     unknown_zero,
@@ -70,8 +71,8 @@ def rewrite_kernel(
     HUBER: gl.constexpr = BIAS != "l2" and BIAS != "lp"
     tokens = gl.allocate_shared_memory(low, [4, CHUNK, WIDTH], keys.layout)
     matrices = gl.allocate_shared_memory(low, [4, WIDTH, HIDDEN], copies.layout)
-    outputs = gl.allocate_shared_memory(low, [2, CHUNK, WIDTH], keys.layout)
-    units = gl.allocate_shared_memory(low, [4, CHUNK, HIDDEN], inputs.layout)
+    outputs = rooms(keys, 2)
+    units = rooms(inputs, 4)
     loaded = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
     for barrier in gl.static_range(3):
         mbarrier.init(loaded.index(barrier), count=1)
@@ -92,7 +93,7 @@ def rewrite_kernel(
         s = gl.load(shift + place)[None, :] if NORM else 0.0
         key_room, value_room = tokens.index(2 * slot), tokens.index(2 * slot + 1)
         first, second = matrices.index(2 * slot), matrices.index(2 * slot + 1)
-        input_room, error_room = units.index(zero), outputs.index(zero)
+        input_room, error_room = units[0].index(zero), outputs[0].index(zero)
         anchor_1, anchor_2 = first, second
         if ANCHOR:
             anchor_1, anchor_2 = anchor_rooms.index(zero), anchor_rooms.index(zero + 1)
@@ -115,29 +116,29 @@ def rewrite_kernel(
         if ANCHOR:
             output = warpgroup_mma(input_room, anchor_2.permute((1, 0)), output, is_async=True)
         slope = slope_of(z, ACTIVATION)
-        units.index(zero + 1).store(slope.to(low))
+        units[1].index(zero).store(slope.to(low))
         output = warpgroup_mma_wait(0, [output])
         normal, scale = normalised(output, NORM, 1)
         key, value = key_room.load(narrow).to(gl.float32), value_room.load(narrow).to(gl.float32)
         error = last_error(normal, scale, key, value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1)
         error_room.store(error.to(low))
-        outputs.index(zero + 1).store(normal.to(low))
+        outputs[1].index(zero).store(normal.to(low))
         fence_async_shared()
         gl.store(scales + token[:, None], scale)
-        send(slopes, [here, 0], units.index(zero + 1))
         send(last_errors, [here, 0], error_room)
-        send(normals, [here, 0], outputs.index(zero + 1))
+        send(normals, [here, 0], outputs[1].index(zero))
+        send(slopes, [here, 0], units[1].index(zero))
         returned = gl.zeros([CHUNK, HIDDEN], gl.float32, wide)
         returned = warpgroup_mma(error_room, second, returned, use_acc=False, is_async=True)
         if ANCHOR:
             returned = warpgroup_mma(error_room, anchor_2, returned, is_async=True)
         curve = curve_of(z, ACTIVATION)
         returned = warpgroup_mma_wait(0, [returned])
-        units.index(zero + 2).store((returned * curve).to(low))
-        units.index(zero + 3).store((returned * slope).to(low))
+        units[2].index(zero).store((returned * curve).to(low))
+        units[3].index(zero).store((returned * slope).to(low))
         fence_async_shared()
-        send(bends, [here, 0], units.index(zero + 2))
-        send(first_errors, [here, 0], units.index(zero + 3))
+        send(bends, [here, 0], units[2].index(zero))
+        send(first_errors, [here, 0], units[3].index(zero))
     tma.store_wait(0)
 
 

@@ -27,7 +27,7 @@ def linear_chain_kernel(
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
     end_written: tl.tensor,
-    end_velocity_kept: tl.tensor,
+    velocity_kept: tl.tensor,
     end_velocity_written: tl.tensor,
     anchors: tl.tensor,  # [rows or heads, OUT, WIDTH]
     kept_keys: tl.tensor,  # [rows, chunks, WIDTH, CHUNK], solved
@@ -107,7 +107,7 @@ def linear_chain_kernel(
         if MOMENTUM:
             weights += velocity * tl.load(carried + end)
             faster = tl.load(end_velocity_written + token + tl.arange(0, CHUNK))[None, :]
-            velocity *= tl.load(end_velocity_kept + end)
+            velocity *= tl.load(velocity_kept + end)
             velocity = added(velocity, (error * -faster).to(low), key, PRECISION)
         weights = added(weights, (error * -write).to(low), key, PRECISION)
         copies += PARTS * SIZE
@@ -127,7 +127,7 @@ def linear_chain_backward_kernel(
     kept: tl.tensor,  # [rows, time]
     carried: tl.tensor,
     end_written: tl.tensor,
-    end_velocity_kept: tl.tensor,
+    velocity_kept: tl.tensor,
     end_velocity_written: tl.tensor,
     kept_keys: tl.tensor,  # [rows, chunks, WIDTH, CHUNK], solved
     carried_keys: tl.tensor,
@@ -207,7 +207,7 @@ def linear_chain_backward_kernel(
         query = tl.load(queries + here + place(WIDTH, CHUNK, WIDTH))
         read_bar = tl.load(outputs_bar + mine + tile).to(tl.float32)
         if MOMENTUM:
-            velocity *= tl.load(end_velocity_kept + end)
+            velocity *= tl.load(velocity_kept + end)
             velocity += weights * tl.load(carried + end)
             carry = tl.load(carried + token + tl.arange(0, CHUNK))[None, :]
             velocity = added(velocity, (read_bar * carry).to(low), query, PRECISION)

@@ -34,12 +34,12 @@ def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def backward(run: Chunks, copies: Tensor, reads_bar: Tensor, last_bar: Tensor) -> tuple[Tensor, ...]:
     """Adjoints of what `Tokens` has, in its order, and of the first memory; those of absent ones mean nothing."""
     launch, found = launches_for(run), run.coefficients()
-    made, bars = Rewritten.room(run), Back.room(run)
-    read_bar, end_bar = ReadBar.room(run), EndBar.room(run)
+    made, bars, read_bar = Rewritten.room(run), Back.room(run), ReadBar.room(run)
     errors_bar, copies_bar, held_bar = run.outputs(), torch.empty_like(copies), last_bar.clone()
     launch.rewrite(run, copies, made)
     launch.read_back(run, found, copies, made.written, reads_bar, bars, read_bar)
     launch.walk_back(run, found, copies, made, bars, errors_bar, copies_bar, held_bar)
+    end_bar = EndBar.room(run, values=bars.last_errors)
     launch.settle(run, found, copies, made, bars.hidden, copies_bar, errors_bar, read_bar.keys, end_bar)
     gates_bar = through_coefficients(*run.tokens[3:6], found, read_bar[2:5], end_bar.coefficients)
     lent_bar = [

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.kernels import fla
+from lockstep.kernels.recurrences import decayed as kernels
 from lockstep.memory.derivatives import only_first
 from lockstep.memory.types import arithmetic, exactly
 
@@ -35,6 +36,8 @@ def decayed(
     neighbouring heads of values, and without log_keep nothing is forgotten. At most `chunk` tokens are worked on as
     one; no result depends on it.
     """
+    if kernels.takes(keys, values):
+        return kernels.run(queries, keys, values, log_keep, state)
     if fla.takes("decayed", queries, keys, values):
         sharing = values.shape[1] // keys.shape[1]
         queries, keys = (x.repeat_interleave(sharing, dim=1) for x in (queries, keys))

@@ -1,0 +1,67 @@
+"""Our kernels for the recurrence of `lockstep.models.recurrences.decayed`: where they run, and what they are given.
+
+They compute in 16 bits with 32-bit sums and states, and take the torch form's place under bfloat16 autocast on a CUDA
+device. Whatever is computed in full precision stays with torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 64
+"""Tokens worked on as one."""
+KEY_DIMS = (16, 32, 64, 128, 256)
+WIDEST = 512
+"""Of values."""
+MULTIPLE = 32
+"""Numbers in a value's narrowest block: the rest of the last one is filled up with zeros."""
+TRUSTED = False
+"""Whether they run at all: not before their gradients were compared with the torch form's on a GPU."""
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def takes(keys: Tensor, values: Tensor) -> bool:
+    """Whether these kernels should run on keys [batch, groups, time, key_dim] and values: of whole chunks alone."""
+    if not TRUSTED or values.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return False
+    if torch.get_autocast_dtype("cuda") is not torch.bfloat16:
+        return False
+    fits = keys.shape[-1] in KEY_DIMS and values.shape[-1] <= WIDEST
+    return fits and keys.shape[2] % CHUNK == 0 and INSTALLED
+
+
+def run(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    log_keep: Tensor | None,
+    state: Tensor,
+    low: torch.dtype = torch.bfloat16,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """As the torch form, from tokens rounded to `low`."""
+    # Triton is needed where it is used alone.
+    from lockstep.kernels.recurrences.operator import decayed
+
+    batch, heads, time, width = values.shape
+    if log_keep is None:
+        log_keep = values.new_zeros(batch, heads, time)
+    missing = -width % MULTIPLE
+    if missing:
+        values, state = F.pad(values, (0, missing)), F.pad(state, (0, missing))
+    reads, after, _ = decayed(
+        *(token_wise(x, low) for x in (queries, keys, values)),
+        log_keep.float().expand(batch, -1, -1).contiguous(),
+        state.float().contiguous(),
+        chunk,
+    )
+    return reads[..., :width].transpose(1, 2), after[..., :width]
+
+
+def token_wise(x: Tensor, low: torch.dtype) -> Tensor:
+    """[batch, heads, time, width] to [batch, time, heads, width] in one piece, as a projection left it."""
+    return x.transpose(1, 2).to(low).contiguous()
