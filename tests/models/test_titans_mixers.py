@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.laws.subject import Subject, randomise, subjects
 from lockstep.memory import Gates, Memory, Outer, memorize
-from lockstep.memory.recomputation import recomputed
+from lockstep.memory.recomputation import never_kept, recomputed
 from lockstep.models.architectures.miras import MirasSpec
 from lockstep.models.architectures.titans import TitansSpec
 from lockstep.models.language_model import LanguageModel
@@ -389,6 +389,30 @@ def test_convolution_is_torchs(width: int, channels: int) -> None:
     assert torch.autograd.gradcheck(run, (x[:, :5], tail, weight))
 
 
+@pytest.mark.parametrize("time", [9, 1])
+@pytest.mark.parametrize(("width", "bias"), [(4, False), (4, True), (1, False)])
+# torch's compiler does so itself where it traces a derivative that is written out.
+@pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+def test_a_compiled_convolution_learns_alike(width: int, bias: bool, time: int) -> None:
+    conv = ShortConvolution(6, width, bias=bias).to(torch.float64)
+    randomise(conv, seed=6)
+    generator = torch.Generator().manual_seed(7)
+    x, tail, y_bar, after_bar = (
+        torch.randn(BATCH, length, 6, generator=generator, dtype=torch.float64)
+        for length in (time, width - 1, time, width - 1)
+    )
+    given = [x.requires_grad_(), tail.requires_grad_(), *conv.parameters()]
+
+    def learned(run: Callable[..., Any]) -> list[Tensor]:
+        y, after = run(x, tail)
+        return [y, after, *torch.autograd.grad((y, after), given, (y_bar, after_bar))]
+
+    torch._dynamo.reset()
+    compiled = learned(torch.compile(conv, fullgraph=True, backend="aot_eager"))
+    for found, wanted in zip(compiled, learned(conv), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", WITH_ATTENTION)
 def test_recomputation_draws_no_other_dropout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dropping = model(name, depth=2, attention_dropout=0.3).train()
@@ -406,8 +430,9 @@ def test_recomputation_draws_no_other_dropout(name: str, monkeypatch: pytest.Mon
         return function(*arguments)
 
     for place, module in list(sys.modules.items()):
-        if place.startswith("lockstep.") and vars(module).get("recomputed") is recomputed:
-            monkeypatch.setattr(module, "recomputed", plainly)
+        for one in (recomputed, never_kept):
+            if place.startswith("lockstep.") and vars(module).get(one.__name__) is one:
+                monkeypatch.setattr(module, one.__name__, plainly)
     wanted = seeded(0)
     assert plain_calls
     assert found.keys() == wanted.keys() == dict(dropping.named_parameters()).keys()

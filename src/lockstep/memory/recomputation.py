@@ -17,7 +17,12 @@ def recomputed(function: Callable[..., T], *arguments: Any) -> T:
     It must not draw random numbers: the second time they would be others. A compiler sees the whole graph and chooses
     itself what to compute again, so that it is not told.
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    return function(*arguments) if torch.compiler.is_compiling() else never_kept(function, *arguments)
+
+
+def never_kept(function: Callable[..., T], *arguments: Any) -> T:
+    """The same, and a compiler is told: what it hands to an operator that it cannot look into, it would keep."""
+    if not torch.is_grad_enabled():
         return function(*arguments)
     value: T = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return value

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.memory.derivatives import only_first
+
+Bars = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Adjoints of the inputs, of the tail, of weights and biases."""
 
 
 class ShortConvolution(nn.Module):
@@ -26,15 +31,14 @@ class ShortConvolution(nn.Module):
 
         Fewer channels than there are weights means the first of them.
         """
-        time, channels = x.shape[1:]
-        joined = torch.cat((tail.to(x.dtype), x), dim=1)
-        weight = self.weight[:, 0, :channels].to(x.dtype)
+        reach, channels = tail.shape[1:]
+        before, weight = tail.to(x.dtype), self.weight[:, 0, :channels].to(x.dtype)
         bias = None if self.bias is None else self.bias[:channels].to(x.dtype)
-        # A compiler fuses the plain sum and its derivative with what stands around them.
-        sums = shifted_sums if torch.compiler.is_compiling() else _ShiftedSums.apply
-        y: Tensor = sums(joined, weight, bias)
-        # Cloned, because a view would keep the whole sequence alive.
-        return y, joined[:, time:].to(tail.dtype, copy=True)
+        sums: Callable[..., Tensor] = (_GatheredSums if torch.compiler.is_compiling() else _ShiftedSums).apply
+        y = sums(x, before, weight, bias)
+        last = x[:, max(x.shape[1] - reach, 0) :]
+        # Copied, because a view would keep the whole sequence alive.
+        return y, torch.cat((before, last), dim=1)[:, last.shape[1] :].to(tail.dtype, copy=True)
 
     def initial_tail(self, batch: int, channels: int | None = None) -> Tensor:
         return self.weight.new_zeros(batch, self.width - 1, channels or self.channels)
@@ -69,11 +73,12 @@ class _ShiftedSums(torch.autograd.Function):
     """The same with its derivative written out: on a CPU, torch's grouped convolution takes twice as long for it."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """joined [batch, time + width - 1, channels], weight [width, channels], bias [channels]."""
+    def forward(ctx: Any, x: Tensor, tail: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [batch, time, channels], tail [batch, width - 1, channels], weight [width, channels], bias [channels]."""
+        joined = torch.cat((tail, x), dim=1)
         ctx.save_for_backward(joined, weight)
         ctx.has_bias = bias is not None
-        time = joined.shape[1] - len(weight) + 1
+        time = x.shape[1]
         first = joined[:, :time]
         y = first * weight[0] if bias is None else torch.addcmul(bias, first, weight[0])
         for shift in range(1, len(weight)):
@@ -82,11 +87,36 @@ class _ShiftedSums(torch.autograd.Function):
 
     @staticmethod
     @only_first
-    def backward(ctx: Any, bar: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, bar: Tensor) -> Bars:
         joined, weight = ctx.saved_tensors
-        time = bar.shape[1]
+        reach, time = len(weight) - 1, bar.shape[1]
         joined_bar, weight_bar = torch.zeros_like(joined), torch.empty_like(weight)
         for shift in range(len(weight)):
             joined_bar[:, shift : shift + time].addcmul_(bar, weight[shift])
             weight_bar[shift] = (bar * joined[:, shift : shift + time]).sum(dim=(0, 1))
-        return joined_bar, weight_bar, bar.sum(dim=(0, 1)) if ctx.has_bias else None
+        bias_bar = bar.sum(dim=(0, 1)) if ctx.has_bias else None
+        return joined_bar[:, reach:], joined_bar[:, :reach], weight_bar, bias_bar
+
+
+class _GatheredSums(torch.autograd.Function):
+    """The same for a compiler, which fuses it with what stands around it.
+
+    The derivative is a convolution too, the weights turned around: each adjoint is gathered, in one pass. Left to
+    itself, torch would write the share of each weight in it, and add them up.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tail: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, tail, weight)
+        ctx.has_bias = bias is not None
+        return shifted_sums(torch.cat((tail, x), dim=1), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, bar: Tensor) -> Bars:
+        x, tail, weight = ctx.saved_tensors
+        joined, turned, reach, time = torch.cat((tail, x), dim=1), weight.flip(0), len(weight) - 1, bar.shape[1]
+        around = F.pad(bar, (0, 0, reach, reach))  # [batch, time + 2 × (width - 1), channels]
+        x_bar = shifted_sums(around[:, reach:], turned, None)
+        tail_bar = shifted_sums(around[:, : 2 * reach], turned, None)
+        weight_bar = [(bar * joined[:, shift : shift + time]).sum(dim=(0, 1)) for shift in range(len(weight))]
+        return x_bar, tail_bar, torch.stack(weight_bar), bar.sum(dim=(0, 1)) if ctx.has_bias else None

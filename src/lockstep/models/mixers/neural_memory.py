@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.memory.cost import Flops, memory_flops, token_flops
 from lockstep.memory.initialisation import draw_weights, stable_rate
-from lockstep.memory.recomputation import recomputed
+from lockstep.memory.recomputation import never_kept
 from lockstep.memory.types import Weights, arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attention import POSITION_BYTES
@@ -90,7 +90,7 @@ class NeuralMemory(nn.Module):
         """
         if state is None:
             state, position = self.initial_state(x.shape[0]), 0
-        queries, keys, values, tail = recomputed(self.rows, self.qkv(x), state.tail, state.memory.position)
+        queries, keys, values, tail = never_kept(self.rows, self.qkv(x), state.tail, state.memory.position)
         gates = self.gate_values(x)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
@@ -102,16 +102,17 @@ class NeuralMemory(nn.Module):
     def rows(self, qkv: Tensor, tail: Tail, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tail]:
         """Queries, keys and values [batch, heads, time, head_dim] from their projections, whatever the position."""
         mixed, tail = self.convolved(qkv, tail)
-        queries, keys, values = F.silu(mixed).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
-        return unit(queries).transpose(1, 2), unit(keys).transpose(1, 2), values.transpose(1, 2), tail
+        # Apart before they are activated: adjoints are joined where a convolution takes them, and there alone.
+        queries, keys, values = map(F.silu, mixed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2))
+        return heads_first(unit(queries)), heads_first(unit(keys)), heads_first(values), tail
 
     def asking(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         """Queries alone, [batch, heads, time, head_dim]; the tail is theirs."""
-        return recomputed(self.query_rows, F.linear(x, self.qkv.weight[: self.dim]), tail)
+        return never_kept(self.query_rows, F.linear(x, self.qkv.weight[: self.dim]), tail)
 
     def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         mixed, tail = self.convolved(projected, tail)
-        return unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim))).transpose(1, 2), tail
+        return heads_first(unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim)))), tail
 
     def recall(self, queries: Tensor, held: Weights) -> Tensor:
         """What a memory that stands still says to queries, [batch, time, dim]."""
@@ -210,6 +211,11 @@ def unit(x: Tensor) -> Tensor:
     """Rows of norm one, in the precision they came in; an empty row stays empty."""
     exact = x.to(arithmetic(x.dtype))
     return (exact * (exact.square().sum(dim=-1, keepdim=True) + UNIT_EPSILON).rsqrt()).to(x.dtype)
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """[batch, time, heads, dim] to [batch, heads, time, dim] in one piece, as memories take it; they would copy it."""
+    return x.transpose(1, 2).contiguous()
 
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
