@@ -66,8 +66,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     training.add_argument("--size", type=numbers("/"), default=Size(), help="dim/depth/heads, for a trial")
     training.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
     how = training.add_mutually_exclusive_group()
-    how.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="model")
-    how.add_argument("--compile-blocks", dest="compiled", action="store_const", const="blocks", help="warm sooner")
+    how.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="blocks")
+    how.add_argument("--compile-model", dest="compiled", action="store_const", const="model", help="as one graph")
     asked = parser.parse_args(words)
     if len(asked.size) != len(Size._fields):
         training.error("--size takes dim/depth/heads, such as 512/16/8")

@@ -137,7 +137,7 @@ def peer_contestant(tokens: Tensor, lowered: bool) -> Contestant:
 
 
 def compile_parts(model: nn.Module, compiled: Compiled) -> None:
-    """The model as one graph, as the training loop has it; or its blocks, which are alike and compiled once."""
+    """Its blocks, as the training loop does, which are alike and compiled once; or the model as one graph."""
     if compiled == "model":
         model.compile(dynamic=False)
     elif compiled == "blocks":

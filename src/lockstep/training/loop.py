@@ -16,6 +16,7 @@ from lockstep.evaluation.samples import continue_text
 from lockstep.models.loss import TokenLosses
 from lockstep.models.sampling import Sampling
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
+from lockstep.training.compilation import compile_blocks
 from lockstep.training.context import Context, check_same_code, check_same_data
 from lockstep.training.distribution import (
     accumulating,
@@ -64,9 +65,9 @@ class Trainer:
             load_weights(self.model, start.weights())
         self.model.gradient_checkpointing = training.use_gradient_checkpointing
         self.model.to(context.device)
-        self.callable: nn.Module = distribute(self.model, training.distribution, context.world, context.device)
         if training.compile:
-            self.callable.compile()
+            compile_blocks(self.model)
+        self.callable: nn.Module = distribute(self.model, training.distribution, context.world, context.device)
         self.optimizers = build_optimizers(self.model, training)
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=training.precision == "fp16")
         if start is not None:
