@@ -26,8 +26,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTen
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lockstep.kernels.attention import window
 from lockstep.kernels.memory import hopper
 from lockstep.kernels.recurrences import decayed
+from lockstep.kernels.rows.operator import rows
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, memorize
 from lockstep.memory.streaming import recollect_by_kernel
 from tests.kernels.machine_code import overwritten
@@ -53,6 +55,10 @@ SPECS = {
 }
 RECURRENCES = {"decayed": [(1, 16, 128, 64), (2, 2, 64, 128), (1, 1, 256, 512), (2, 2, 64, 65)]}
 """Heads of keys and of values, and their widths."""
+ROWS = {"rows": [(64, 4), (128, 8), (16, 2)]}
+"""Widths of heads, and taps of convolutions."""
+WINDOWS = {"window": [(1, 64, 4), (2, 64, 0), (1, 128, 16), (1, 32, 4), (1, 16, 4)]}
+"""Heads that share keys, their width, and persistent tokens."""
 TRANSLATED = {"biases"}
 """As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
 STANDING = {"recall"}
@@ -153,6 +159,21 @@ def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
     reads.sum().backward()
 
 
+def look(group: int, width: int, persistent: int) -> None:
+    """Attention in a window, likewise."""
+    shapes = [(1, heads, TIME, width) for heads in (2 * group, 2, 2)] + [(2, persistent, width)] * 2
+    queries, keys, values, *own = (torch.randn(shape).bfloat16().requires_grad_() for shape in shapes)
+    window.run(queries, keys, values, tuple(own) if persistent else (), 64).float().sum().backward()
+
+
+def make_rows(width: int, taps: int) -> None:
+    """A memory's rows from bfloat16 projections, likewise."""
+    projected = torch.randn(1, TIME, 3 * HEADS * width).bfloat16().requires_grad_()
+    weight = torch.randn(taps, 3 * HEADS * width).requires_grad_()
+    made = rows(projected, weight, torch.zeros(1, taps - 1, 3 * HEADS * width), HEADS, [True, True, False], 1e-6)
+    torch.stack(made).float().sum().backward()
+
+
 def main() -> None:
     seen: set[str] = set()
     asked, target = sys.argv[1], GPUTarget("cuda", int(sys.argv[2]), 32)
@@ -164,6 +185,10 @@ def main() -> None:
         ask(spec) if asked in STANDING else run(spec)
     for sizes in RECURRENCES.get(asked, ()):
         recur(*sizes)
+    for width, taps in ROWS.get(asked, ()):
+        make_rows(width, taps)
+    for shape in WINDOWS.get(asked, ()):
+        look(*shape)
     sys.stdout.write(json.dumps(sorted(seen)))
 
 

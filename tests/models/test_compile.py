@@ -77,3 +77,32 @@ def test_one_graph_learns_alike(name: str) -> None:
 @pytest.mark.parametrize("name", ["transformer++", "titans-mal"])
 def test_one_graph_learns_alike_in_lower_precision(name: str) -> None:
     check(name, autocast=True, tolerance=0.03)
+
+
+def kept(name: str, x: Tensor) -> list[torch.Size]:
+    """Shapes of what a compiled mixer keeps for the way back."""
+    (block,) = model(name).layers
+    torch._dynamo.reset()
+    # It divides the graph as inductor does.
+    mixer = torch.compile(block.mixer, fullgraph=True, backend="aot_eager_decomp_partition")
+    shapes: list[torch.Size] = []
+
+    def noted(tensor: Tensor) -> Tensor:
+        shapes.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(noted, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+        mixer(x)
+    return shapes
+
+
+@pytest.mark.parametrize(("name", "operands"), [("titans-mag", 1), ("titans-mal", 1), ("titans-mac", 2)])
+def test_what_is_cheaply_made_again_is_not_kept(name: str, operands: int) -> None:
+    """Of what products take, the mixer's own input alone; MAC may have what it asks its memory beside it."""
+    batch, dim = 2, 32
+    x = torch.randn(batch, 3 * CHUNK, dim, requires_grad=True)
+    shapes = kept(name, x)
+    assert shapes.count(torch.Size((batch * 3 * CHUNK, dim))) <= operands
+    # Nor of a segment's products; keys and values stand in their projections.
+    assert torch.Size((batch * CHUNK, dim)) not in shapes
+    assert torch.Size((batch, 2, 2 * CHUNK + 2, dim // 2)) not in shapes

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lockstep.laws.subject import randomise
 from lockstep.models.mixers.attending import attend_in, skips
 from lockstep.models.mixers.attention import Attention
-from lockstep.models.mixers.memory_as_context import MemoryAsContext
+from lockstep.models.mixers.memory_as_context import Heads, MemoryAsContext
 from lockstep.models.mixers.sight import BLOCK, Sight, block_mask
 from lockstep.models.registry import build
 
@@ -107,10 +107,9 @@ def test_a_whole_segment_at_once(persistent: int) -> None:
         torch.randn(BATCH, HEADS, count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for seed, count in enumerate((segment, 2 * segment, 2 * segment))
     )
-    pinned = mixer.attention.prefix()
-    beside = mixer.attention.before_prefix(keys, values, pinned)
-    found = mixer.attention.merge(attend_in(Sight(2, segment, segment), queries, *beside))
-    torch.testing.assert_close(found, mixer.from_start(queries, keys, values, pinned), rtol=1e-10, atol=1e-12)
+    heads = Heads(queries, *mixer.attention.before_prefix(keys, values, mixer.attention.prefix()))
+    found = mixer.attention.merge(attend_in(Sight(2, segment, segment), *heads))
+    torch.testing.assert_close(found, mixer.from_start(heads), rtol=1e-10, atol=1e-12)
 
 
 @torch.no_grad()

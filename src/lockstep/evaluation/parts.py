@@ -30,8 +30,8 @@ BACKWARD, OPTIMIZER, REST = "backward", "optimizer", "rest"
 ORDER = (ATTENTION, READ, WRITE, MIXER, MLP, OUTPUT, BACKWARD, OPTIMIZER, REST)
 
 METHODS: tuple[tuple[type | tuple[type, ...], str, tuple[str, ...]], ...] = (
-    (Attention, ATTENTION, ("forward", "step", "mix", "mix_on", "project", "attend")),
-    (NeuralMemory, MEMORY, ("step", "asking", "recall")),
+    (Attention, ATTENTION, ("forward", "step", "mix", "mix_on", "project", "apart", "attend")),
+    (NeuralMemory, MEMORY, ("step", "asking", "query_rows", "recall")),
     (Mixer, MIXER, ("forward", "step")),
     ((Mlp, SwiGlu), MLP, ("forward",)),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 T = TypeVar("T")
@@ -26,3 +27,12 @@ def never_kept(function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
     value: T = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return value
+
+
+def as_operand(x: Tensor) -> Tensor:
+    """As products take it: autocast would lower it where they begin, and there a compiler keeps it."""
+    kind = x.device.type
+    # Autocast leaves float64 alone, and has never heard of tensors without a device.
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))

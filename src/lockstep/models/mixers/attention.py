@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.attention import window as kernels
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend, attend_in, skips
 from lockstep.models.mixers.mixer import Mixer
@@ -140,8 +141,11 @@ class Attention(Mixer):
 
     def at_once(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
         """Windowed attention by a kernel that leaves out what is not seen."""
+        prefix = self.prefix()
+        if kernels.takes(queries, prefix[0].shape[1] if prefix else 0):
+            return kernels.run(queries, keys, values, prefix, window)
         sight = Sight(1, window, keys.shape[2])
-        return attend_in(sight, queries, *self.before_prefix(keys, values, self.prefix()))
+        return attend_in(sight, queries, *self.before_prefix(keys, values, prefix))
 
     def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
         """Windowed attention in blocks as long as the window: each sees itself and the one before, no more."""
@@ -186,7 +190,11 @@ class Attention(Mixer):
 
         All positions are less than `below`, if that is known.
         """
-        split = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return self.apart(self.qkv(x), positions, below)
+
+    def apart(self, qkv: Tensor, positions: Tensor, below: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from their projections [batch, time, (heads + 2 × kv_heads) × head_dim]."""
+        split = qkv.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         turned, values = split.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         queries, keys = self.turned(turned, positions, below).split((self.heads, self.kv_heads), dim=1)
         return queries, keys, values

@@ -31,14 +31,11 @@ class ShortConvolution(nn.Module):
 
         Fewer channels than there are weights means the first of them.
         """
-        reach, channels = tail.shape[1:]
+        channels = tail.shape[-1]
         before, weight = tail.to(x.dtype), self.weight[:, 0, :channels].to(x.dtype)
         bias = None if self.bias is None else self.bias[:channels].to(x.dtype)
         sums: Callable[..., Tensor] = (_GatheredSums if torch.compiler.is_compiling() else _ShiftedSums).apply
-        y = sums(x, before, weight, bias)
-        last = x[:, max(x.shape[1] - reach, 0) :]
-        # Copied, because a view would keep the whole sequence alive.
-        return y, torch.cat((before, last), dim=1)[:, last.shape[1] :].to(tail.dtype, copy=True)
+        return sums(x, before, weight, bias), tail_after(x, tail)
 
     def initial_tail(self, batch: int, channels: int | None = None) -> Tensor:
         return self.weight.new_zeros(batch, self.width - 1, channels or self.channels)
@@ -58,6 +55,13 @@ class ShortConvolution(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
+
+
+def tail_after(x: Tensor, tail: Tensor) -> Tensor:
+    """The last inputs of both, as many as a tail has: x [batch, time, channels], tail [batch, width - 1, channels]."""
+    last = x[:, max(x.shape[1] - tail.shape[1], 0) :]
+    # Copied, because a view would keep the whole sequence alive.
+    return torch.cat((tail.to(x.dtype), last), dim=1)[:, last.shape[1] :].to(tail.dtype, copy=True)
 
 
 def shifted_sums(joined: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.memory.recomputation import recomputed
+from lockstep.memory.recomputation import as_operand, never_kept
 from lockstep.memory.types import Weights
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend_in
@@ -39,18 +39,23 @@ class ContextState(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What tokens bring to their segment, all made before any of it is run; [batch, heads, time, head_dim] each."""
+    """What tokens bring to their segment, all projected before any of it is run."""
+
+    qkv: Tensor  # [batch, time, 3 × dim]
+    asking: Tensor | None  # [batch, time, dim], of the queries to the standing memory
+    inside: Tensor  # [batch, time], the place in the segment
+
+    def part(self, place: slice) -> Rows:
+        asking = None if self.asking is None else self.asking[:, place]
+        return Rows(self.qkv[:, place], asking, self.inside[:, place])
+
+
+class Heads(NamedTuple):
+    """What attention is given, [batch, heads, time, head_dim] each; keys and values may be several for a token."""
 
     queries: Tensor
     keys: Tensor
     values: Tensor
-    asking: Tensor | None  # queries to the standing memory
-    inside: Tensor  # [batch, time], the place in the segment
-
-    def part(self, place: slice) -> Rows:
-        asking = None if self.asking is None else self.asking[:, :, place]
-        queries, keys, values = (rows[:, :, place] for rows in self[:3])
-        return Rows(queries, keys, values, asking, self.inside[:, place])
 
 
 class Piece(NamedTuple):
@@ -84,21 +89,19 @@ class MemoryAsContext(Mixer):
         position: int | Tensor = 0 if state is None else state.position
         state = self.initial_state(x.shape[0]) if state is None else state
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
-        rows, tail = self.rows(x, inside, state.tail)
-        state = state._replace(tail=tail)
+        rows = self.rows(x, inside)
         pinned = (state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]) if self.persistent else ()
-        mixed = []
+        attended, reads = [], []
         for piece in self.pieces(position, x.shape[1], x.device):
-            y, state = self.within_segment(x[:, piece.place], rows.part(piece.place), piece.phase, pinned, state)
-            mixed.append(y)
-        return self.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)), state
+            part = x[:, piece.place], rows.part(piece.place), piece.phase
+            seen, said, state = self.within_segment(*part, pinned, state)
+            attended.append(seen)
+            reads.append(said)
+        return never_kept(self.joined, attended, reads), state
 
-    def rows(self, x: Tensor, inside: Tensor, tail: Tail) -> tuple[Rows, Tail]:
-        queries, keys, values = self.attention.project(x, inside, self.segment)
-        if self.memory is None:
-            return Rows(queries, keys, values, None, inside), tail
-        asking, tail = self.memory.asking(x, tail)
-        return Rows(queries, keys, values, asking, inside), tail
+    def rows(self, x: Tensor, inside: Tensor) -> Rows:
+        asking = None if self.memory is None else F.linear(x, self.memory.qkv.weight[: self.dim])
+        return Rows(self.attention.qkv(x), asking, inside)
 
     def pieces(self, position: Tensor | int, time: int, device: torch.device) -> Iterator[Piece]:
         """Cut the time where a segment begins in any sample."""
@@ -115,62 +118,76 @@ class MemoryAsContext(Mixer):
 
     def within_segment(
         self, x: Tensor, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState
-    ) -> tuple[Tensor, ContextState]:
-        """Read, attend, write, gate, for tokens of one segment; before the output projection."""
-        attended, keys, values = self.attend(rows, phase, pinned, state)
+    ) -> tuple[Tensor, Tensor | None, ContextState]:
+        """Read, attend, write, for tokens of one segment: what both sides of the gate are given."""
+        attended, state = self.attend(rows, phase, pinned, state)
         attended = x + attended
         standing, memory, reads = state.standing, state.memory, None
-        if self.memory is not None and self.write_norm is not None and isinstance(memory, NeuralState):
-            reads, memory = self.memory.step(normed(self.write_norm, attended), memory, phase)
+        if self.memory is not None and isinstance(memory, NeuralState):
+            reads, memory = self.memory.step(never_kept(self.written, attended), memory, phase)
             standing = self.stands(standing, memory, rows.inside, phase)
-        after = ContextState(keys, values, state.position + x.shape[1], state.tail, standing, memory)
-        return recomputed(self.gate, attended, reads), after
+        position = state.position + x.shape[1]
+        return attended, reads, state._replace(position=position, standing=standing, memory=memory)
 
-    def attend(
-        self, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Attention inside the segment [batch, time, dim], and its keys and values after these tokens."""
-        keys, values = recomputed(self.context, rows, state.standing)
-        inside = rows.inside
+    def written(self, attended: Tensor) -> Tensor:
+        """What the memory is given."""
+        assert self.write_norm is not None
+        return as_operand(normed(self.write_norm, attended))
+
+    def joined(self, attended: list[Tensor], reads: list[Tensor | None]) -> Tensor:
+        """The output, of all segments."""
+        y: Tensor = self.output(torch.cat([self.gate(*both) for both in zip(attended, reads, strict=True)], dim=1))
+        return y
+
+    def attend(self, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState) -> tuple[Tensor, ContextState]:
+        """Attention inside the segment [batch, time, dim], with its keys and values after these tokens."""
         if phase == 0:
             # Nothing of the segment lies in the cache yet, and nothing need be put there if it ends here.
-            cached = state.keys, state.values
-            if inside.shape[1] < self.segment:
-                cached = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
-            return self.from_start(rows.queries, keys, values, pinned), *cached
-        keys, values = self.put(state.keys, keys, inside), self.put(state.values, values, inside)
-        mask = inside[:, :, None] >= torch.arange(self.segment, device=inside.device).repeat(self.contexts)
-        return self.masked(rows.queries, keys, values, mask), keys, values
+            heads, tail = never_kept(self.context, rows, state.tail, state.standing, pinned)
+            if rows.inside.shape[1] < self.segment:
+                state = self.put(state, heads.keys, heads.values, rows.inside)
+            return self.from_start(heads), state._replace(tail=tail)
+        heads, tail = never_kept(self.context, rows, state.tail, state.standing, ())
+        state = self.put(state, heads.keys, heads.values, rows.inside)
+        seen = rows.inside[:, :, None] >= torch.arange(self.segment, device=rows.inside.device).repeat(self.contexts)
+        mask = F.pad(seen, (self.persistent, 0), value=True)
+        attended = self.attention.attend(heads.queries, state.keys, state.values, mask[:, None])
+        return self.attention.merge(attended), state._replace(tail=tail)
 
-    def from_start(self, queries: Tensor, keys: Tensor, values: Tensor, pinned: Prefix) -> Tensor:
+    def from_start(self, heads: Heads) -> Tensor:
         """Attention [batch, time, dim] of the first tokens of a segment; whole segments all look alike."""
-        time = queries.shape[2]
-        if time == self.segment and self.attention.skips(queries, keys, values):
-            keys, values = self.attention.before_prefix(keys, values, pinned)
-            return self.attention.merge(attend_in(Sight(self.contexts, time, time), queries, keys, values))
-        keys, values = self.attention.after_prefix(keys, values, pinned)
-        order = torch.arange(time, device=queries.device)
-        return self.masked(queries, keys, values, (order[:, None] >= order.repeat(self.contexts))[None])
+        time = heads.queries.shape[2]
+        if time == self.segment and self.attention.skips(*heads):
+            return self.attention.merge(attend_in(Sight(self.contexts, time, time), *heads))
+        order = torch.arange(time, device=heads.queries.device)
+        seen = order[:, None] >= order.repeat(self.contexts)
+        mask = F.pad(seen, (0, self.persistent), value=True)
+        return self.attention.merge(self.attention.attend(*heads, mask[None, None]))
 
-    def masked(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Attention [batch, time, dim]; the mask [batch or 1, time, keys] is that of all but the persistent tokens."""
-        mask = F.pad(mask, (self.persistent, 0), value=True)
-        return self.attention.merge(self.attention.attend(queries, keys, values, mask[:, None]))
+    def context(self, rows: Rows, tail: Tail, standing: Weights, pinned: Prefix) -> tuple[Heads, Tail]:
+        """Keys and values of what the standing memory says to the tokens, of the tokens, of those that are pinned.
 
-    def context(self, rows: Rows, standing: Weights) -> tuple[Tensor, Tensor]:
-        """Keys and values of what the standing memory says to the tokens, and of the tokens themselves."""
-        if self.memory is None or self.read_norm is None or rows.asking is None:
-            return rows.keys, rows.values
-        reads = normed(self.read_norm, self.memory.recall(rows.asking, standing))
-        pair = F.linear(reads, self.attention.qkv.weight[self.dim :]).unflatten(-1, (2, self.attention.heads, -1))
-        keys, values = pair.permute(2, 0, 3, 1, 4).unbind()
-        keys = self.attention.turned(keys, rows.inside, self.segment)
-        return torch.cat((keys, rows.keys), dim=2), torch.cat((values, rows.values), dim=2)
+        The tail is that of the queries to the memory, after these tokens.
+        """
+        queries, keys, values = self.attention.apart(rows.qkv, rows.inside, self.segment)
+        if self.memory is not None and self.read_norm is not None and rows.asking is not None:
+            asking, tail = self.memory.query_rows(rows.asking, tail)
+            reads = normed(self.read_norm, self.memory.recall(asking, standing))
+            pair = F.linear(reads, self.attention.qkv.weight[self.dim :]).unflatten(-1, (2, self.attention.heads, -1))
+            said = pair.permute(2, 0, 3, 1, 4)
+            turned = self.attention.turned(said[0], rows.inside, self.segment)
+            keys, values = torch.cat((turned, keys), dim=2), torch.cat((said[1], values), dim=2)
+        return Heads(queries, *self.attention.before_prefix(keys, values, pinned)), tail
 
-    def put(self, cache: Tensor, rows: Tensor, inside: Tensor) -> Tensor:
-        """The cache with rows at their places in the segment."""
+    def put(self, state: ContextState, keys: Tensor, values: Tensor, inside: Tensor) -> ContextState:
+        """The state with keys and values at their places in the segment; what is pinned, at their end, it has."""
         slots = torch.cat([inside + (self.persistent + part * self.segment) for part in range(self.contexts)], dim=1)
-        return cache.scatter(2, slots[:, None, :, None].expand_as(rows), rows.to(cache.dtype))
+
+        def filled(cache: Tensor, rows: Tensor) -> Tensor:
+            rows = rows[:, :, : slots.shape[1]]
+            return cache.scatter(2, slots[:, None, :, None].expand_as(rows), rows.to(cache.dtype))
+
+        return state._replace(keys=filled(state.keys, keys), values=filled(state.values, values))
 
     def stands(self, standing: Weights, memory: NeuralState, inside: Tensor, phase: int | None) -> Weights:
         """The memory that the next token reads: a new one where its segment has ended."""

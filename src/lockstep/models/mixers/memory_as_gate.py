@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lockstep.memory.recomputation import recomputed
+from lockstep.memory.recomputation import never_kept
 from lockstep.models.mixers.attention import Attention
 from lockstep.models.mixers.attention_and_memory import AttentionAndMemory, BothState
 from lockstep.models.mixers.memory_gate import MemoryGate
@@ -22,7 +22,7 @@ class MemoryAsGate(AttentionAndMemory):
         if state is not None:
             return self.step(x, state)[0]
         reads = None if self.memory is None else self.memory.step(x, None)[0]
-        y: Tensor = self.output(recomputed(self.gate, self.attention.mix(x), reads))
+        y: Tensor = self.output(never_kept(self.gate, self.attention.mix(x), reads))
         return y
 
     def step(self, x: Tensor, state: BothState | None) -> tuple[Tensor, BothState]:

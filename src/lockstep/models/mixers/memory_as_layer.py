@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lockstep.memory.recomputation import as_operand, never_kept
 from lockstep.models.mixers.attention import Attention
 from lockstep.models.mixers.attention_and_memory import AttentionAndMemory, BothState
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, normed, per_head
@@ -25,8 +26,9 @@ class MemoryAsLayer(AttentionAndMemory):
             return self.step(x, state)[0]
         if self.memory is None:
             return self.attention.forward(x)
-        reads, above = self.below(x, self.memory.step(x, None)[0])
-        y: Tensor = self.output(reads + self.attention.mix(above))
+        said = self.memory.step(x, None)[0]
+        above = never_kept(self.above, x, said)
+        y: Tensor = self.output(never_kept(self.joined, said, self.attention.mix(above)))
         return y
 
     def step(self, x: Tensor, state: BothState | None) -> tuple[Tensor, BothState]:
@@ -36,13 +38,19 @@ class MemoryAsLayer(AttentionAndMemory):
             y, cache = self.attention.step(x, state.attention)
             return y, BothState(cache, memory)
         said, memory = self.memory.step(x, memory)
-        reads, above = self.below(x, said)
-        mixed, cache = self.attention.mix_on(above, state.attention)
-        return self.output(reads + mixed), BothState(cache, memory)
+        mixed, cache = self.attention.mix_on(self.above(x, said), state.attention)
+        return self.output(self.joined(said, mixed)), BothState(cache, memory)
 
-    def below(self, x: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        """What the memory gives, and what attention sees of it."""
+    def reads(self, said: Tensor) -> Tensor:
+        """What the memory gives."""
         assert self.read_norm is not None
+        return per_head(self.read_norm, said, self.attention.heads)
+
+    def above(self, x: Tensor, said: Tensor) -> Tensor:
+        """What attention sees of it."""
         assert self.norm is not None
-        reads = per_head(self.read_norm, said, self.attention.heads)
-        return reads, normed(self.norm, x + reads)
+        return as_operand(normed(self.norm, x + self.reads(said)))
+
+    def joined(self, said: Tensor, mixed: Tensor) -> Tensor:
+        """What the output projection sees."""
+        return as_operand(self.reads(said) + mixed)

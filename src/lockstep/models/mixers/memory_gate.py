@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.memory.recomputation import as_operand
+
 EPSILON = 1e-6
 
 
@@ -21,11 +23,12 @@ class MemoryGate(nn.Module):
         self.read_bias = nn.Parameter(torch.ones(dim)) if use_memory else None
 
     def forward(self, attended: Tensor, reads: Tensor | None) -> Tensor:
-        """[batch, time, dim] from both."""
+        """[batch, time, dim] from both, for a product."""
         mixed = torch.addcmul(self.attention_bias, self.normal(attended), self.attention_weight)
         if reads is None or self.read_weight is None or self.read_bias is None:
-            return mixed
-        return mixed * F.silu(torch.addcmul(self.read_bias, self.normal(reads), self.read_weight))
+            return as_operand(mixed)
+        gate = F.silu(torch.addcmul(self.read_bias, self.normal(reads), self.read_weight))
+        return as_operand(mixed * gate)
 
     def normal(self, x: Tensor) -> Tensor:
         """Each head on its own."""

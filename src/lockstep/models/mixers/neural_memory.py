@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.rows import choice
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.memory.cost import Flops, memory_flops, token_flops
 from lockstep.memory.initialisation import draw_weights, stable_rate
@@ -17,7 +18,7 @@ from lockstep.memory.recomputation import never_kept
 from lockstep.memory.types import Weights, arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attention import POSITION_BYTES
-from lockstep.models.mixers.convolution import ShortConvolution
+from lockstep.models.mixers.convolution import ShortConvolution, tail_after
 
 SHORTEST, LONGEST = 64, 4096
 """Tokens after which heads have forgotten 1 - 1/e at the beginning of training, spread geometrically."""
@@ -101,6 +102,9 @@ class NeuralMemory(nn.Module):
 
     def rows(self, qkv: Tensor, tail: Tail, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tail]:
         """Queries, keys and values [batch, heads, time, head_dim] from their projections, whatever the position."""
+        if self.by_kernel(qkv):
+            queries, keys, values, after = self.made_at_once(qkv, tail, [True, True, False])
+            return queries, keys, values, after
         mixed, tail = self.convolved(qkv, tail)
         # Apart before they are activated: adjoints are joined where a convolution takes them, and there alone.
         queries, keys, values = map(F.silu, mixed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2))
@@ -111,8 +115,25 @@ class NeuralMemory(nn.Module):
         return never_kept(self.query_rows, F.linear(x, self.qkv.weight[: self.dim]), tail)
 
     def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+        if self.by_kernel(projected):
+            queries, after = self.made_at_once(projected, tail, [True])
+            return queries, after
         mixed, tail = self.convolved(projected, tail)
         return heads_first(unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim)))), tail
+
+    def by_kernel(self, projected: Tensor) -> bool:
+        return self.conv is not None and choice.takes(projected, self.head_dim, self.conv.width)
+
+    def made_at_once(self, projected: Tensor, tail: Tail, units: list[bool]) -> tuple[Tensor, ...]:
+        """By our kernel: of each part its rows [batch, heads, time, head_dim], `unit` where asked, then the tail."""
+        # Triton is needed where it is used alone.
+        from lockstep.kernels.rows.operator import rows
+
+        assert self.conv is not None
+        assert isinstance(tail, Tensor)
+        weight = self.conv.weight[:, 0, : projected.shape[-1]]
+        made = rows(projected, weight, tail, self.heads, units, UNIT_EPSILON)
+        return *(x.unflatten(0, (-1, self.heads)) for x in made), tail_after(projected, tail)
 
     def recall(self, queries: Tensor, held: Weights) -> Tensor:
         """What a memory that stands still says to queries, [batch, time, dim]."""

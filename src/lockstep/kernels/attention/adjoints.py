@@ -1,0 +1,134 @@
+"""The way back through attention in a window: once by tiles of queries, once by tiles of keys.
+
+Weights are computed again both times, the second time as [keys, queries]: the transpose of a product is no first
+operand. What comes of persistent tokens each tile of queries leaves for itself, to be added up.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lockstep.kernels.attention.reads import (
+    LOG2_E,
+    OWN,
+    among_own,
+    among_seen,
+    in_part,
+    loaded,
+    own_tokens,
+    stored,
+)
+from lockstep.kernels.memory.tiles import added, product, turned
+
+
+@triton.jit
+def window_queries_kernel(
+    queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
+    keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
+    values: tl.tensor_descriptor,
+    own_keys: tl.tensor,  # [kv_heads, PERSISTENT, WIDTH]
+    own_values: tl.tensor,
+    reads: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
+    reads_bar: tl.tensor_descriptor,
+    totals: tl.tensor,  # [batch, heads, tiles × TOKENS]
+    queries_bar: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]; what follows is what comes out
+    own_bar: tl.tensor,  # [batch, heads, tiles, 2, PERSISTENT, WIDTH] in 32 bits: of keys and of values
+    shared: tl.tensor,  # [batch, heads, tiles × TOKENS]: what all scores of a query have in common
+    heads: int,
+    tiles: int,
+    window: int,
+    GROUP: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """One program is one tile of queries of one head."""
+    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    sample, head = row // heads, row % heads
+    kv_head = head // GROUP
+    ROOT: tl.constexpr = WIDTH**-0.5
+    SCALE: tl.constexpr = ROOT * LOG2_E
+    places = tl.arange(0, TOKENS)
+    query = loaded(queries, sample, head, tile, TOKENS)
+    bar = loaded(reads_bar, sample, head, tile, TOKENS)
+    read = loaded(reads, sample, head, tile, TOKENS)
+    total = tl.load(totals + tl.program_id(0) * TOKENS + places)[:, None]
+    common = tl.sum(read.to(tl.float32) * bar.to(tl.float32), axis=1)
+    tl.store(shared + tl.program_id(0) * TOKENS + places, common)
+    query_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
+    if PERSISTENT:
+        own_key = own_tokens(own_keys, kv_head, PERSISTENT, WIDTH)
+        own_value = own_tokens(own_values, kv_head, PERSISTENT, WIDTH)
+        own_scores = among_own(product(query, tl.trans(own_key), PRECISION), PERSISTENT)
+        own_weights = tl.exp2(own_scores * SCALE - total)
+        own_weights_bar = product(bar, tl.trans(own_value), PRECISION)
+        own_scores_bar = (own_weights * (own_weights_bar - common[:, None])).to(query.dtype)
+        query_bar = added(query_bar, own_scores_bar, own_key, PRECISION)
+        # Turned, so that first operands come from memory.
+        own_key_bar = product(tl.trans(query), own_scores_bar, PRECISION) * ROOT
+        own_value_bar = product(tl.trans(bar), own_weights.to(query.dtype), PRECISION)
+        there = tl.arange(0, OWN)[None, :] < PERSISTENT
+        own_bar += tl.program_id(0).to(tl.int64) * 2 * PERSISTENT * WIDTH + turned(WIDTH, OWN, WIDTH)
+        tl.store(own_bar, own_key_bar, mask=there)
+        tl.store(own_bar + PERSISTENT * WIDTH, own_value_bar, mask=there)
+    for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
+        ahead = (tile - step) * TOKENS
+        key = loaded(keys, sample, kv_head, step, TOKENS)
+        scores = product(query, tl.trans(key), PRECISION)
+        if in_part(ahead, window, TOKENS):
+            scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
+        value = loaded(values, sample, kv_head, step, TOKENS)
+        weights_bar = product(bar, tl.trans(value), PRECISION)
+        scores_bar = tl.exp2(scores * SCALE - total) * (weights_bar - common[:, None])
+        query_bar = added(query_bar, scores_bar.to(query.dtype), key, PRECISION)
+    stored(queries_bar, query_bar * ROOT, sample, head, tile * TOKENS)
+
+
+@triton.jit
+def window_keys_kernel(
+    queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
+    keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
+    values: tl.tensor_descriptor,
+    reads_bar: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
+    totals: tl.tensor,  # [batch, heads, tiles × TOKENS]
+    shared: tl.tensor,
+    keys_bar: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]; what follows is what comes out
+    values_bar: tl.tensor_descriptor,
+    kv_heads: int,
+    tiles: int,
+    window: int,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """One program is one tile of keys of one head, and goes through all tiles of queries that see it."""
+    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    sample, kv_head = row // kv_heads, row % kv_heads
+    ROOT: tl.constexpr = WIDTH**-0.5
+    SCALE: tl.constexpr = ROOT * LOG2_E
+    places = tl.arange(0, TOKENS)
+    key = loaded(keys, sample, kv_head, tile, TOKENS)
+    value = loaded(values, sample, kv_head, tile, TOKENS)
+    key_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
+    value_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
+    seeing = tl.minimum(tl.cdiv(window - 1, TOKENS) + 1, tiles - tile)
+    # One loop through the heads of a group as well: two, one in the other, would take more registers.
+    for step in range(GROUP * seeing):
+        member, later = step // seeing, step % seeing
+        query = loaded(queries, sample, kv_head * GROUP + member, tile + later, TOKENS)
+        bar = loaded(reads_bar, sample, kv_head * GROUP + member, tile + later, TOKENS)
+        line = ((row * GROUP + member) * tiles + tile + later) * TOKENS + places
+        scores = product(key, tl.trans(query), PRECISION)
+        ahead = later * TOKENS
+        if in_part(ahead, window, TOKENS):
+            scores = among_seen(scores, (ahead + places)[None, :] - places[:, None], window)
+        weights = tl.exp2(scores * SCALE - tl.load(totals + line)[None, :])
+        value_bar = added(value_bar, weights.to(key.dtype), bar, PRECISION)
+        weights_bar = product(value, tl.trans(bar), PRECISION)
+        scores_bar = weights * (weights_bar - tl.load(shared + line)[None, :])
+        key_bar = added(key_bar, scores_bar.to(key.dtype), query, PRECISION)
+    stored(keys_bar, key_bar * ROOT, sample, kv_head, tile * TOKENS)
+    stored(values_bar, value_bar, sample, kv_head, tile * TOKENS)

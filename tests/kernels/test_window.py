@@ -1,0 +1,254 @@
+"""Our kernels of attention in a window say what a softmax over all that is seen says: reads and every gradient.
+
+Without a GPU they run in Triton's interpreter, on narrow heads. Both are given the same rounded numbers, and torch
+computes with them in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.kernels.attention import window as kernels
+from lockstep.kernels.record import backend
+from lockstep.models.mixers.attention import Attention
+from tests.kernels.memories import DEVICE
+from tests.memory.cases import Named
+
+operator = pytest.importorskip("lockstep.kernels.attention.operator")
+
+ROOT = Path(__file__).resolve().parents[2]
+ON_A_GPU = torch.cuda.is_available()
+EXACTLY, ROUNDED = 1e-4, 1e-2
+"""Relative errors of norms with tokens of float32 and of bfloat16."""
+
+
+class Size(NamedTuple):
+    """Of a text, of what is seen of it, and of its heads."""
+
+    window: int
+    persistent: int = 0
+    time: int = 150
+    heads: int = 2
+    kv_heads: int = 2
+    width: int = 16
+    batch: int = 2
+
+
+SIZES = {
+    "itself and what all see": Size(1, 3, time=70),
+    "less than a tile": Size(16, 3),
+    "an odd window": Size(50, 3),
+    "a tile": Size(64, 3),
+    "a tile and one": Size(65),
+    "two tiles": Size(128, 4, time=330, batch=1),
+    "tiles and a part": Size(200, 3, time=333, batch=1),
+    "the text alone": Size(50),
+    "tiles of the text alone": Size(200, time=333, batch=1),
+    "as many as may be": Size(50, kernels.MOST),
+    "groups": Size(50, 3, heads=6, batch=1),
+    "one for all": Size(64, 3, heads=4, kv_heads=1, batch=1),
+    "whole tiles of text": Size(64, 3, time=128),
+    "a short text": Size(64, 3, time=10),
+    "one token": Size(1, 1, time=1),
+    "wider heads": Size(50, 3, width=64, batch=1),
+}
+ON_GPUS = {
+    "titans": Size(256, 4, time=2048, heads=8, kv_heads=8, width=64),
+    "odd": Size(200, 3, time=1111, heads=4, width=64),
+    "wide": Size(512, 16, time=2048, heads=4, width=128),
+    "narrow": Size(50, 4, time=777, heads=8, kv_heads=1, width=32),
+}
+"""As models have them, and beside that."""
+on_a_gpu = pytest.mark.skipif(not ON_A_GPU, reason="long texts need a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
+
+
+class Case(NamedTuple):
+    """All that attention is given, but for the window."""
+
+    queries: Tensor  # [batch, heads, time, width]
+    keys: Tensor  # [batch, kv_heads, time, width]
+    values: Tensor
+    own_keys: Tensor  # [kv_heads, persistent, width]
+    own_values: Tensor
+
+    def to(self, dtype: torch.dtype) -> Case:
+        """With gradients asked for."""
+        return Case(*(x.to(dtype, copy=True).requires_grad_() for x in self))
+
+
+Attend = Callable[[Case, int], Tensor]
+
+
+def draw(size: Size, dtype: torch.dtype = torch.float32) -> Case:
+    generator = torch.Generator().manual_seed(size.time)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+    def tokens(heads: int) -> Tensor:
+        """In memory as a projection left them."""
+        return normal(size.batch, size.time, heads, size.width).transpose(1, 2)
+
+    own = (normal(size.kv_heads, size.persistent, size.width) for _ in range(2))
+    return Case(tokens(size.heads), tokens(size.kv_heads), tokens(size.kv_heads), *own)
+
+
+def by_kernels(case: Case, window: int) -> Tensor:
+    prefix = (case.own_keys, case.own_values) if case.own_keys.shape[1] else ()
+    return kernels.run(*case[:3], prefix, window)
+
+
+def by_torch(case: Case, window: int) -> Tensor:
+    """All scores, and a mask."""
+    batch, heads, time, width = case.queries.shape
+    keys, values = (
+        torch.cat((own.expand(batch, -1, -1, -1), x), dim=2).repeat_interleave(heads // x.shape[1], dim=1)
+        for own, x in ((case.own_keys, case.keys), (case.own_values, case.values))
+    )
+    place = torch.arange(time, device=keys.device)
+    distance = place[:, None] - place
+    everybody = torch.ones(time, case.own_keys.shape[1], dtype=torch.bool, device=keys.device)
+    seen = torch.cat((everybody, (distance >= 0) & (distance < window)), dim=1)
+    scores = (case.queries @ keys.mT * width**-0.5).masked_fill(~seen, -torch.inf)
+    reads: Tensor = scores.softmax(-1) @ values
+    return reads
+
+
+def everything(case: Case, attend: Attend, window: int) -> Named:
+    """Reads and all gradients, in double precision."""
+    reads = attend(case, window)
+    adjoint = torch.randn(reads.shape, generator=torch.Generator().manual_seed(5)).bfloat16().to(reads)
+    gradients = torch.autograd.grad(reads, case, adjoint, materialize_grads=True)
+    named = {f"gradient of {name}": x for name, x in zip(Case._fields, gradients, strict=True)}
+    return {name: x.detach().double() for name, x in {"reads": reads, **named}.items()}
+
+
+def require_alike(size: Size, dtype: torch.dtype) -> None:
+    case = draw(size, dtype)
+    found = everything(case.to(dtype), by_kernels, size.window)
+    wanted = everything(case.to(torch.float64), by_torch, size.window)
+    for name, x in wanted.items():
+        assert found[name].shape == x.shape, name
+        error = float((found[name] - x).norm() / x.norm()) if x.numel() else 0.0
+        assert error < (EXACTLY if dtype is torch.float32 else ROUNDED), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SIZES)
+def test_reads_and_gradients(name: str, dtype: torch.dtype) -> None:
+    require_alike(SIZES[name], dtype)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_reads_and_gradients_of_long_texts(name: str) -> None:
+    require_alike(ON_GPUS[name], torch.bfloat16)
+
+
+def test_who_sees_but_itself_reads_its_own_value() -> None:
+    """A softmax of one: the reads are the values, and nothing depends on scores."""
+    case = draw(Size(1, time=70)).to(torch.float32)
+    found = everything(case, by_kernels, 1)
+    torch.testing.assert_close(found["reads"], case.values.detach().double(), rtol=1e-5, atol=1e-6)
+    for name in ("queries", "keys"):
+        assert float(found[f"gradient of {name}"].abs().max()) < 1e-4, name
+
+
+@pytest.mark.parametrize("scale", [0.0, 30.0])
+def test_flat_and_steep_scores(scale: float) -> None:
+    """All alike; and so far apart that powers of the others vanish."""
+    case = draw(SIZES["an odd window"])
+    case = case._replace(queries=case.queries * scale)
+    found = everything(case.to(torch.float32), by_kernels, 50)
+    wanted = everything(case.to(torch.float64), by_torch, 50)
+    for name in ("reads", "gradient of queries", "gradient of values"):
+        assert float((found[name] - wanted[name]).norm() / wanted[name].norm()) < EXACTLY, name
+
+
+def test_tokens_may_lie_anywhere() -> None:
+    """Copied, where descriptors do not reach them: columns apart, or rows that begin in the middle of 16 bytes."""
+    case = draw(SIZES["an odd window"])
+    apart = case._replace(
+        queries=case.queries.mT.contiguous().mT,
+        keys=torch.nn.functional.pad(case.keys, (1, 2))[..., 1:-2],
+        values=case.values[:, :, :1].expand_as(case.values),
+    )
+    torch.testing.assert_close(by_kernels(apart, 50), by_torch(apart, 50), rtol=1e-4, atol=1e-5)
+
+
+class TestModels:
+    """Attention that is sent through the kernels."""
+
+    @pytest.fixture(autouse=True)
+    def _forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels, "takes", lambda *_: True)
+        monkeypatch.setattr(Attention, "skips", lambda *_: True)
+
+    @pytest.mark.parametrize("persistent", [0, 3])
+    @pytest.mark.parametrize(("window", "time"), [(16, 70), (64, 70), (100, 70)])
+    def test_as_in_blocks(self, persistent: int, window: int, time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch.manual_seed(0)
+        mixer = Attention(64, 4, kv_heads=2, window=window, persistent=persistent, rope_theta=1e4, rotary_dim=8)
+        mixer, x = mixer.to(DEVICE), torch.randn(2, time, 64).to(DEVICE)
+        outputs = []
+        for skips in (True, False):
+            monkeypatch.setattr(Attention, "skips", lambda *_, skips=skips: skips)
+            y = mixer(x)
+            outputs.append((y.detach(), *torch.autograd.grad(y.square().sum(), list(mixer.parameters()))))
+        assert ("window" in backend()) == (persistent > 0 or window < time)
+        for found, wanted in zip(*outputs, strict=True):
+            assert float((found - wanted).norm() / wanted.norm()) < EXACTLY
+
+    # torch's compiler does so itself where it traces a derivative that is written out.
+    @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+    def test_one_graph(self) -> None:
+        torch.manual_seed(0)
+        mixer, x = Attention(32, 2, window=16, persistent=2).to(DEVICE), torch.randn(1, 70, 32).to(DEVICE)
+        torch._dynamo.reset()
+        compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
+        outputs = [(y, *torch.autograd.grad(y.sum(), list(mixer.parameters()))) for y in (mixer(x), compiled(x))]
+        for eager, found in zip(*outputs, strict=True):
+            torch.testing.assert_close(found, eager)
+
+
+def test_who_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of bfloat16 on a GPU, once the kernels are trusted; all else is left to others."""
+    monkeypatch.setattr(kernels, "TRUSTED", True)
+    queries = torch.zeros(1, 2, 70, 64, dtype=torch.bfloat16, device=DEVICE)
+    assert kernels.takes(queries, 4) == ON_A_GPU
+    assert not kernels.takes(queries.float(), 4)
+    assert not kernels.takes(queries[..., :48], 4)
+    assert not kernels.takes(queries, kernels.MOST + 1)
+    monkeypatch.setattr(kernels, "TRUSTED", False)
+    assert not kernels.takes(queries, 4)
+
+
+@pytest.mark.parametrize("persistent", [0, 3])
+def test_what_a_compiler_is_told(persistent: int) -> None:
+    """Shapes without numbers, what is differentiated, and that nothing given is changed; both ways."""
+    case = draw(Size(16, persistent, time=70, heads=4, batch=1)).to(torch.float32)
+    torch.library.opcheck(operator.window, (*case, 16), atol=1e-4, rtol=1e-4)
+    given = [x.detach() for x in case]
+    reads, totals = operator.window(*given, 16)
+    torch.library.opcheck(operator.window_backward, (*given, reads, totals, torch.randn_like(reads), 16))
+
+
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    # Another process: this one may be interpreting, and what it decorated cannot be compiled.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "tests.kernels.compiled", "window", "90"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    launched = {"window_kernel", "window_queries_kernel", "window_keys_kernel"}
+    assert set(json.loads(done.stdout.splitlines()[-1])) == launched
