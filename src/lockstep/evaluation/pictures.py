@@ -78,6 +78,8 @@ def attention_picture(model: LanguageModel, layer: int, calls: list[Attended], t
         reads = f"{size} reads of the memory, then " if mixer.memory is not None else ""
         rows, columns = f"token of segment {place + 1}", f"{pinned}{reads}{size} tokens of the segment"
     weights = call.weights.mean(dim=1)
+    if isinstance(mixer, MemoryAsContext):
+        weights = weights.roll(kept, dims=-1)  # of a segment's keys the persistent tokens' stand last
     seen = weights[0] if len(weights) == 1 else unblocked(weights, kept, time)
     title = f"attention weights, mean over {call.query.shape[1]} heads"
     return Picture("attention", title, layer_name(model, layer), rounded(seen), rows, columns)
