@@ -13,8 +13,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from lockstep.kernels.memory.call import Back, Chunks, EndBar, ReadBar, Rewritten, Written
 from lockstep.kernels.memory.coefficients import Coefficients
-from lockstep.kernels.memory.hopper_chain import chain_backward_kernel, chain_kernel
-from lockstep.kernels.memory.hopper_reading import read_backward_kernel, read_kernel
+from lockstep.kernels.memory.hopper_chain import chain_kernel
+from lockstep.kernels.memory.hopper_chain_back import chain_backward_kernel
+from lockstep.kernels.memory.hopper_reading import read_kernel
+from lockstep.kernels.memory.hopper_reading_back import read_backward_kernel
 from lockstep.kernels.memory.hopper_settling import settle_kernel
 from lockstep.kernels.memory.hopper_writing import rewrite_kernel
 
