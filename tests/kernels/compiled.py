@@ -180,7 +180,7 @@ def main() -> None:
     JITFunction.run = compile_instead(translated if asked in TRANSLATED else compiled, target, seen)
     if asked.startswith("hopper"):
         hopper.suited = lambda _: True  # type: ignore[assignment] # as if there were one
-        hopper.programs = lambda _: (1,)  # type: ignore[assignment]
+        hopper.programs = lambda _: (1,)  # type: ignore[assignment] # likewise
     for spec in SPECS.get(asked, ()):
         ask(spec) if asked in STANDING else run(spec)
     for sizes in RECURRENCES.get(asked, ()):
