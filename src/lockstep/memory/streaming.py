@@ -22,9 +22,6 @@ from lockstep.memory.spec import MemorySpec
 from lockstep.memory.structures import recall
 from lockstep.memory.types import Gates, Memory, Outer, Weights, arithmetic, exactly
 
-TRUSTED = False
-"""Whether a standing memory may be asked by the kernel: not before its gradients were compared on a GPU."""
-
 
 class MemoryState(NamedTuple):
     """What a memory carries from call to call; samples may stand at different positions."""
@@ -105,7 +102,7 @@ def cut(
 
 def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
     """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written."""
-    if TRUSTED and pays(queries, held, spec) and in_tiles(queries):
+    if pays(queries, held, spec) and in_tiles(queries):
         return recollect_by_kernel(queries, held, spec, outer)
     rows = Rows(queries.shape[0], queries.shape[1], arithmetic(queries.dtype))
     with exactly(queries.device):

@@ -1,7 +1,8 @@
 """The way back through attention in a window: once by tiles of queries, once by tiles of keys.
 
 Weights are computed again both times, the second time as [keys, queries]: the transpose of a product is no first
-operand. What comes of persistent tokens each tile of queries leaves for itself, to be added up.
+operand. What comes of persistent tokens each tile of queries leaves for itself, to be added up; their weights too are
+computed both ways.
 """
 
 from __future__ import annotations
@@ -19,7 +20,27 @@ from lockstep.kernels.attention.reads import (
     own_tokens,
     stored,
 )
-from lockstep.kernels.memory.tiles import added, product, turned
+from lockstep.kernels.memory.tiles import added, place, product
+
+
+@triton.jit
+def of_own(
+    own_key: tl.tensor,  # [OWN, WIDTH]
+    own_value: tl.tensor,
+    query: tl.tensor,  # [TOKENS, WIDTH]
+    bar: tl.tensor,  # [TOKENS, WIDTH]: of what the queries read
+    total: tl.tensor,  # [TOKENS]
+    common: tl.tensor,  # [TOKENS]
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Adjoints [OWN, WIDTH] of keys, up to a factor, and of values; of tokens that are not there, anything.
+
+    In 16 bits Triton 3.6 gets the transposes of these wrong on Hopper.
+    """
+    weights = tl.exp2(product(own_key, tl.trans(query), PRECISION) * SCALE - total[None, :])
+    scores_bar = weights * (product(own_value, tl.trans(bar), PRECISION) - common[None, :])
+    return product(scores_bar.to(query.dtype), query, PRECISION), product(weights.to(bar.dtype), bar, PRECISION)
 
 
 @triton.jit
@@ -54,7 +75,7 @@ def window_queries_kernel(
     query = loaded(queries, sample, head, tile, TOKENS)
     bar = loaded(reads_bar, sample, head, tile, TOKENS)
     read = loaded(reads, sample, head, tile, TOKENS)
-    total = tl.load(totals + tl.program_id(0) * TOKENS + places)[:, None]
+    total = tl.load(totals + tl.program_id(0) * TOKENS + places)
     common = tl.sum(read.to(tl.float32) * bar.to(tl.float32), axis=1)
     tl.store(shared + tl.program_id(0) * TOKENS + places, common)
     query_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
@@ -62,17 +83,15 @@ def window_queries_kernel(
         own_key = own_tokens(own_keys, kv_head, PERSISTENT, WIDTH)
         own_value = own_tokens(own_values, kv_head, PERSISTENT, WIDTH)
         own_scores = among_own(product(query, tl.trans(own_key), PRECISION), PERSISTENT)
-        own_weights = tl.exp2(own_scores * SCALE - total)
+        own_weights = tl.exp2(own_scores * SCALE - total[:, None])
         own_weights_bar = product(bar, tl.trans(own_value), PRECISION)
         own_scores_bar = (own_weights * (own_weights_bar - common[:, None])).to(query.dtype)
         query_bar = added(query_bar, own_scores_bar, own_key, PRECISION)
-        # Turned, so that first operands come from memory.
-        own_key_bar = product(tl.trans(query), own_scores_bar, PRECISION) * ROOT
-        own_value_bar = product(tl.trans(bar), own_weights.to(query.dtype), PRECISION)
-        there = tl.arange(0, OWN)[None, :] < PERSISTENT
-        own_bar += tl.program_id(0).to(tl.int64) * 2 * PERSISTENT * WIDTH + turned(WIDTH, OWN, WIDTH)
-        tl.store(own_bar, own_key_bar, mask=there)
-        tl.store(own_bar + PERSISTENT * WIDTH, own_value_bar, mask=there)
+        key_bar, value_bar = of_own(own_key, own_value, query, bar, total, common, SCALE, PRECISION)
+        there = tl.arange(0, OWN)[:, None] < PERSISTENT
+        own_bar += tl.program_id(0).to(tl.int64) * 2 * PERSISTENT * WIDTH + place(WIDTH, OWN, WIDTH)
+        tl.store(own_bar, key_bar * ROOT, mask=there)
+        tl.store(own_bar + PERSISTENT * WIDTH, value_bar, mask=there)
     for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
         ahead = (tile - step) * TOKENS
         key = loaded(keys, sample, kv_head, step, TOKENS)
@@ -81,7 +100,7 @@ def window_queries_kernel(
             scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
         value = loaded(values, sample, kv_head, step, TOKENS)
         weights_bar = product(bar, tl.trans(value), PRECISION)
-        scores_bar = tl.exp2(scores * SCALE - total) * (weights_bar - common[:, None])
+        scores_bar = tl.exp2(scores * SCALE - total[:, None]) * (weights_bar - common[:, None])
         query_bar = added(query_bar, scores_bar.to(query.dtype), key, PRECISION)
     stored(queries_bar, query_bar * ROOT, sample, head, tile * TOKENS)
 

@@ -14,7 +14,7 @@ from lockstep.kernels.rows.walking import rows_backward_kernel, rows_kernel
 NAME = "rows"
 NUMBERS = 512
 """In a tile, at most: a token of each of a program's walkers."""
-SPAN = 32
+SPAN = 64
 """Tokens that a walker goes through, at most."""
 STEPS = 4
 """Tokens that are loaded at once for a walker."""
