@@ -25,6 +25,7 @@ from lockstep.config.match import MatchSpec
 from lockstep.models.registry import specify
 from lockstep.models.spec import ModelSpec
 from lockstep.study.match import cost_on_meta, match
+from lockstep.training.replay import Gradients
 
 VOCABULARY, CHUNK, EXPANSION, SEGMENT = 256, 64, 2, 1024
 LONGEST = 65_536
@@ -71,7 +72,10 @@ class Contestant:
     flops: float | None
     """Of training, per token; None where nobody counted them."""
     facts: Mapping[str, Any]
+    replayed: bool = False
+    """Whether steps become one CUDA graph, as those of a compiled model do in the training loop."""
     optimizer: torch.optim.Optimizer = field(init=False)
+    gradients: Gradients = field(init=False)
     peak_bytes: int | None = None
     seconds_per_step: float = 0.0
     """When it was warm, for the choice of how many steps a turn has."""
@@ -80,6 +84,7 @@ class Contestant:
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.gradients = Gradients(self.learn, self.model.parameters(), replayed=self.replayed)
 
     @property
     def batch(self) -> int:
@@ -87,11 +92,15 @@ class Contestant:
 
     def step(self) -> None:
         """Forward, loss, backward, optimizer; nothing waits for the device."""
-        with torch.autocast(self.tokens.device.type, torch.bfloat16, enabled=self.lowered):
-            loss = mean_loss(self.model, self.tokens)
-        loss.backward()
+        self.gradients(self.tokens)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.gradients.clear()
+
+    def learn(self, tokens: Tensor) -> Tensor:
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.lowered):
+            loss = mean_loss(self.model, tokens)
+        loss.backward()
+        return loss.detach()
 
 
 def contestant(name: str, setting: Setting) -> Contestant:
@@ -105,7 +114,8 @@ def contestant(name: str, setting: Setting) -> Contestant:
     model, flops, facts = plain(setting) if name == PLAIN else ours(name, setting)
     model.to(setting.device)
     compile_parts(model, setting.compiled)
-    return Contestant(model, tokens, True, flops, facts)
+    replayed = setting.compiled != "nothing" and setting.device.type == "cuda"
+    return Contestant(model, tokens, True, flops, facts, replayed)
 
 
 def ours(name: str, setting: Setting) -> tuple[nn.Module, float, dict[str, Any]]:

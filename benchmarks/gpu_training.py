@@ -115,7 +115,11 @@ def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str,
         else:
             seconds, (more_graphs, more_breaks) = time.perf_counter() - started, compilations()
             line |= {"batch": ready[name].batch, "warm_up_seconds": seconds, "backend": backend()}
-            line |= {"graphs": more_graphs - graphs, "graph_breaks": more_breaks - breaks}
+            line |= {
+                "replayed": bool(ready[name].gradients.recordings),
+                "graphs": more_graphs - graphs,
+                "graph_breaks": more_breaks - breaks,
+            }
             say(f"{in_words(case)}: {name} is warm after {seconds:.1f} s")
         release(asked.device)
     return ready
@@ -140,11 +144,13 @@ def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:
 
 
 def tried(name: str, setting: Setting) -> Contestant:
-    """Built, compiled by its first step, measured by its second, and timed by its third."""
+    """Built, compiled by its first step, measured by its second, maybe recorded by one more, and timed by its last."""
     others = allocated(setting.device)
     one = contestant(name, setting)
     one.step()
     one.peak_bytes = peak_bytes_of(one.step, others, setting.device)
+    if one.replayed:
+        one.step()
     one.seconds_per_step = seconds_of(one.step, 1, setting.device)
     return one
 

@@ -29,9 +29,9 @@ from lockstep.training.distribution import (
 from lockstep.training.learning_rate import learning_rate_at
 from lockstep.training.ledger import Ledger
 from lockstep.training.metadata import checkpoint_metadata
-from lockstep.training.objective import Part
 from lockstep.training.optimizers import build_optimizers, set_learning_rate
 from lockstep.training.recorder import Recorder, StepRecord
+from lockstep.training.replay import Gradients
 from lockstep.training.run_folder import prune
 from lockstep.training.stopping import Diverged, Interrupted, StopRequest
 
@@ -68,6 +68,7 @@ class Trainer:
         if training.compile:
             compile_blocks(self.model)
         self.callable: nn.Module = distribute(self.model, training.distribution, context.world, context.device)
+        self.gradients = Gradients(self._forward_backward, self.model.parameters(), replayed=self._replayable)
         self.optimizers = build_optimizers(self.model, training)
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=training.precision == "fp16")
         if start is not None:
@@ -114,7 +115,10 @@ class Trainer:
         nats = torch.zeros((), device=context.device)
         for micro in range(micros):
             part = batch.part(micro, micros, context.world.rank, context.world.size, context.device)
-            nats += self._forward_backward(part, batch.total, last=micro == micros - 1)
+            # Processes average their gradients: times their number gives the mean over the whole step.
+            share = torch.full((), context.world.size / batch.total, device=context.device)
+            with accumulating(self.callable, micro == micros - 1):
+                nats += self.gradients(*part, share)
         norm, skipped = self._update()
         self.ledger.record(windows, batch.supervised)
         scored = 0
@@ -124,16 +128,21 @@ class Trainer:
             StepRecord(self.ledger.step, self.ledger.tokens, batch.supervised, scored, rate, nats, norm, skipped)
         )
 
-    def _forward_backward(self, part: Part, total: float, last: bool) -> Tensor:
+    def _forward_backward(self, inputs: Tensor, targets: Tensor, weights: Tensor | None, share: Tensor) -> Tensor:
         """Gradients of one micro-batch; the sum of its losses, without smoothing or weights."""
-        smoothing = self.training.label_smoothing
-        with accumulating(self.callable, last):
-            with self.autocast():
-                found: TokenLosses = self.callable(part.inputs, targets=part.targets, label_smoothing=smoothing)
-            counted = found.losses if part.weights is None else found.losses * part.weights
-            # Processes average their gradients: times their number gives the mean over the whole step.
-            self.scaler.scale(counted.sum() * (self.context.world.size / total)).backward()
+        with self.autocast():
+            smoothing = self.training.label_smoothing
+            found: TokenLosses = self.callable(inputs, targets=targets, label_smoothing=smoothing)
+        counted = found.losses if weights is None else found.losses * weights
+        self.scaler.scale(counted.sum() * share).backward()
         return found.nats.sum()
+
+    @property
+    def _replayable(self) -> bool:
+        """Whether steps may be one CUDA graph: compiled, on one GPU, and nothing asks the host on the way."""
+        context, training = self.context, self.training
+        alone = context.device.type == "cuda" and context.world.size == 1
+        return alone and training.compile and training.precision != "fp16" and not training.use_gradient_checkpointing
 
     def _update(self) -> tuple[Tensor | None, bool]:
         """Clip, step and clear: the gradient norm before clipping, and whether the step was skipped.
@@ -150,7 +159,7 @@ class Trainer:
         for optimizer in self.optimizers if not skipped else ():
             self.scaler.step(optimizer)
         self.scaler.update()
-        self.model.zero_grad(set_to_none=True)
+        self.gradients.clear()
         return norm, skipped
 
     def after_step(self, request: StopRequest) -> None:

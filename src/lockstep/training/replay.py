@@ -1,0 +1,90 @@
+"""Gradients of micro-batches: computed call by call at first, then replayed as one graph of a GPU's kernels.
+
+Python starts the many small kernels of a memory more slowly than a GPU runs them. A CUDA graph is started at once, and
+runs the same kernels on the same numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Compute = Callable[..., Tensor]
+"""Of tensors, some of which may be missing: adds to gradients, and returns what is to be known of it."""
+Given = tuple[Tensor | None, ...]
+Kind = tuple[tuple[torch.Size, torch.dtype] | None, ...]
+"""Shapes and precisions."""
+
+WARM = 2
+"""Calls before one is recorded: the first compiles, and the next may still choose kernels."""
+
+
+class Gradients:
+    """One way to compute them, whatever the calls."""
+
+    def __init__(self, compute: Compute, parameters: Iterable[nn.Parameter], *, replayed: bool) -> None:
+        """Without `replayed` every call is computed as it comes."""
+        self.compute, self.parameters, self.replayed = compute, tuple(parameters), replayed
+        self.seen: Counter[Kind] = Counter()
+        self.recordings: dict[Kind, Recording] = {}
+        self.learning: list[nn.Parameter] = []
+
+    def __call__(self, *given: Tensor | None) -> Tensor:
+        kind = tuple(None if x is None else (x.shape, x.dtype) for x in given)
+        self.seen[kind] += 1
+        if self.replayed and self.seen[kind] > WARM and kind not in self.recordings:
+            self._record(kind, given)
+        if kind in self.recordings:
+            return self.recordings[kind].replay(given)
+        result = self.compute(*given)
+        self.learning = [parameter for parameter in self.parameters if parameter.grad is not None]
+        return result
+
+    def _record(self, kind: Kind, given: Given) -> None:
+        """From here on gradients stay where they are. If it cannot be done, steps go on as before."""
+        for parameter in self.learning:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        try:
+            self.recordings[kind] = Recording(self.compute, given)
+        except RuntimeError as error:  # of memory, or of an operation that waits for the device
+            self.replayed = False
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"training.compile: steps are not replayed as a CUDA graph: {reason}", stacklevel=3)
+
+    def clear(self) -> None:
+        """No gradients, for the next step."""
+        if self.recordings:
+            torch._foreach_zero_([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+            return
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class Recording:
+    """The kernels of one call, which always read and write the same memory."""
+
+    def __init__(self, compute: Compute, given: Given) -> None:
+        self.given = [None if x is None else x.clone() for x in given]
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool()):
+            self.result = compute(*self.given)
+
+    def replay(self, given: Given) -> Tensor:
+        for place, x in zip(self.given, given, strict=True):
+            if place is not None and x is not None:
+                place.copy_(x)
+        self.graph.replay()
+        return self.result.clone()
+
+
+@cache
+def pool() -> Any:
+    """One for all recordings: they never run at once, and what outlives a replay is copied."""
+    return torch.cuda.graph_pool_handle()

@@ -1,0 +1,133 @@
+"""Steps that are replayed as a CUDA graph learn what they learn call by call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.models.registry import build
+from lockstep.training.compilation import compile_blocks
+from lockstep.training.replay import WARM, Gradients
+from lockstep.training.run import train
+from tests.training.tiny_runs import losses, tiny_run
+
+ON_A_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_A_GPU else "cpu"
+needs_gpu = pytest.mark.skipif(not ON_A_GPU, reason="needs a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
+
+
+class Learner:
+    """A model with a parameter that nothing uses, whose steps are of two micro-batches."""
+
+    def __init__(self, *, replayed: bool, waits: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).to(DEVICE)
+        self.idle = nn.Parameter(torch.ones(3, device=DEVICE))
+        self.waits = waits
+        parameters = [*self.model.parameters(), self.idle]
+        self.gradients = Gradients(self.compute, parameters, replayed=replayed)
+        self.optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+    def compute(self, x: Tensor, weights: Tensor | None, share: Tensor) -> Tensor:
+        errors = F.mse_loss(self.model(x), x, reduction="none")
+        loss = (errors if weights is None else errors * weights).sum() * share
+        if self.waits and loss.item() < 0:
+            raise AssertionError
+        loss.backward()
+        return loss.detach()
+
+    def steps(self, count: int, rows: int = 4, weighted: bool = False) -> list[float]:
+        found = []
+        for step in range(count):
+            torch.manual_seed(step)
+            parts = torch.randn(2, rows, 8).to(DEVICE)
+            weights = torch.rand(2, rows, 8).to(DEVICE) if weighted else None
+            share = torch.full((), 1 / (step + 1), device=DEVICE)
+            told = [self.gradients(x, None if weights is None else weights[i], share) for i, x in enumerate(parts)]
+            self.optimizer.step()
+            self.gradients.clear()
+            found.append(float(sum(told)))
+        return found
+
+
+@needs_gpu
+def test_the_same_is_learned() -> None:
+    """Also of several kinds of batches, one after the other and in turns."""
+    replayed, plain = Learner(replayed=True), Learner(replayed=False)
+    for count, rows, weighted in ((4, 4, False), (3, 7, False), (3, 4, True), (2, 7, False), (1, 5, False)):
+        assert replayed.steps(count, rows, weighted) == plain.steps(count, rows, weighted)
+    assert len(replayed.gradients.recordings) == 3
+    for found, wanted in zip(replayed.gradients.parameters, plain.gradients.parameters, strict=True):
+        assert torch.equal(found, wanted)
+    # Nothing was learned of it, so that nothing decays it either.
+    assert torch.equal(replayed.idle, torch.ones_like(replayed.idle))
+
+
+@needs_gpu
+def test_two_take_turns() -> None:
+    """Their recordings share memory."""
+    one, other, plain = Learner(replayed=True), Learner(replayed=True), Learner(replayed=False)
+    wanted = plain.steps(6)
+    assert one.steps(6) == wanted
+    assert other.steps(6) == wanted
+    assert one.steps(2) == other.steps(2) == plain.steps(2)
+
+
+@pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.skipif(ON_A_GPU, reason="it can be"))])
+def test_what_cannot_be_recorded_goes_on(waits: bool) -> None:
+    """Here because the step waits for the device, or because there is none."""
+    replayed, plain = Learner(replayed=True, waits=waits), Learner(replayed=False)
+    wanted = plain.steps(WARM + 3)
+    with pytest.warns(UserWarning, match="not replayed as a CUDA graph"):
+        found = replayed.steps(WARM + 3)
+    assert found == wanted
+    assert not replayed.gradients.recordings
+    for one, other in zip(replayed.gradients.parameters, plain.gradients.parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore")  # torch's compiler has much to say
+@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mag", "transformer++", "gated-deltanet", "lstm"])
+def test_models_can_be_recorded(name: str) -> None:
+    found = []
+    for replayed in (True, False):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        segment = {"segment": 128} if name == "titans-mac" else {}
+        model = build(name, vocab_size=17, dim=128, depth=2, heads=2, **segment).to(DEVICE).train()
+        compile_blocks(model)
+
+        def compute(tokens: Tensor, model: nn.Module = model) -> Tensor:
+            with torch.autocast(DEVICE, torch.bfloat16):
+                loss = model(tokens[:, :-1], targets=tokens[:, 1:]).losses.mean()
+            loss.backward()
+            return loss.detach()
+
+        gradients = Gradients(compute, model.parameters(), replayed=replayed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        for step in range(6):
+            told = gradients(torch.randint(17, (2, 257), generator=torch.Generator().manual_seed(step)).to(DEVICE))
+            optimizer.step()
+            gradients.clear()
+        found.append(float(told))
+        assert bool(gradients.recordings) == replayed
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore")
+def test_runs_learn_alike(tiny_corpus: Path, tmp_path: Path) -> None:
+    """Compiled and replayed, with dropout off, as eager."""
+    found = []
+    for compiled in (True, False):
+        training = {"compile": compiled, "device": "cuda", "gradient_accumulation_steps": 2, "precision": "bf16"}
+        quiet = {"dropout": 0.0, "attention_dropout": 0.0}
+        run = tiny_run(tiny_corpus, "transformer++", training=training, model=quiet)
+        train(run, tmp_path / str(compiled))
+        found.append(losses(tmp_path / str(compiled)))
+    assert found[0] == pytest.approx(found[1], rel=2e-2)
