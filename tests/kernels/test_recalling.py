@@ -235,7 +235,7 @@ class TestChoice:
     @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
     # And recommends a lower precision where it finds products of 32 bits.
     @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-    # And torch 2.11 to ask what is no leaf for its gradient.
+    # And asks what is no leaf for its gradient.
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
     def test_one_graph_learns_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory as context, compiled or not, and as by torch."""
@@ -244,7 +244,7 @@ class TestChoice:
         eager = learned(model, model)
         assert "(memory, recall)" in backend()
         torch._dynamo.reset()
-        compiled = learned(model, torch.compile(model, fullgraph=True, backend="inductor" if ON_A_GPU else "aot_eager"))
+        compiled = learned(model, torch.compile(model, backend="inductor" if ON_A_GPU else "aot_eager"))
         monkeypatch.setattr(streaming, "pays", lambda *_: False)
         by_torch = learned(model, model)
         for name, wanted in by_torch.items():

@@ -247,7 +247,7 @@ class TestModels:
     @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
     # And recommends a lower precision where it finds products of 32 bits.
     @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-    # And torch 2.11 to ask what is no leaf for its gradient.
+    # And asks what is no leaf for its gradient.
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
     def test_one_graph_learns_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory as context, which is also asked alone: compiled or not, and as by torch."""
@@ -256,7 +256,7 @@ class TestModels:
         eager = learned(model, model)
         assert "(rows)" in backend()
         torch._dynamo.reset()
-        compiled = learned(model, torch.compile(model, fullgraph=True, backend="inductor" if ON_A_GPU else "aot_eager"))
+        compiled = learned(model, torch.compile(model, backend="inductor" if ON_A_GPU else "aot_eager"))
         monkeypatch.setattr(choice, "takes", lambda *_: False)
         by_torch = learned(model, model)
         for name, wanted in by_torch.items():

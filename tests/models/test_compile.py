@@ -1,4 +1,4 @@
-"""A model is one graph to torch's compiler, which gives what the model gives.
+"""A model is one graph to torch's compiler, or one for each of its segments, which gives what the model gives.
 
 The graph is run as it stands, without generated code: that every operation can be traced, forwards and backwards, is
 what a compiler on any device needs.
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from lockstep.laws.subject import randomise
 from lockstep.models.language_model import LanguageModel
@@ -30,10 +31,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "titans-mac": TITANS,
     "yaad": MEMORY,
 }
+IN_SEGMENTS = "titans-mac"
 
-
-# torch's compiler does so itself where it traces a derivative that is written out.
-pytestmark = pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+# torch's compiler does so itself where it traces a derivative that is written out, and where a graph takes up another.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 
 def model(name: str) -> LanguageModel:
@@ -64,7 +68,7 @@ def check(name: str, autocast: bool, tolerance: float) -> None:
     torch._dynamo.reset()
     # The torch form of a memory whose bias is not squared differentiates inside of its derivative.
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        found = learned(trained, torch.compile(trained, fullgraph=True, backend="aot_eager"), autocast)
+        found = learned(trained, torch.compile(trained, fullgraph=name != IN_SEGMENTS, backend="aot_eager"), autocast)
     for key, value in expected.items():
         assert float((found[key] - value).abs().amax() / value.abs().amax()) < tolerance, key
 
@@ -79,12 +83,24 @@ def test_one_graph_learns_alike_in_lower_precision(name: str) -> None:
     check(name, autocast=True, tolerance=0.03)
 
 
+def test_segments_are_compiled_once() -> None:
+    """However many there are."""
+    (block,) = model(IN_SEGMENTS).layers
+    graphs = []
+    for segments in (3, 6):
+        torch._dynamo.reset()
+        counters.clear()
+        torch.compile(block.mixer, backend="aot_eager")(torch.randn(2, segments * CHUNK, 32))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
+
+
 def kept(name: str, x: Tensor) -> list[torch.Size]:
     """Shapes of what a compiled mixer keeps for the way back."""
     (block,) = model(name).layers
     torch._dynamo.reset()
     # It divides the graph as inductor does.
-    mixer = torch.compile(block.mixer, fullgraph=True, backend="aot_eager_decomp_partition")
+    mixer = torch.compile(block.mixer, fullgraph=name != IN_SEGMENTS, backend="aot_eager_decomp_partition")
     shapes: list[torch.Size] = []
 
     def noted(tensor: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def test_models_can_be_recorded(name: str) -> None:
 
         def compute(tokens: Tensor, model: nn.Module = model) -> Tensor:
             with torch.autocast(DEVICE, torch.bfloat16):
-                loss = model(tokens[:, :-1], targets=tokens[:, 1:]).losses.mean()
+                loss: Tensor = model(tokens[:, :-1], targets=tokens[:, 1:]).losses.mean()
             loss.backward()
             return loss.detach()
 

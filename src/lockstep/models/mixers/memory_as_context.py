@@ -45,9 +45,10 @@ class Rows(NamedTuple):
     asking: Tensor | None  # [batch, time, dim], of the queries to the standing memory
     inside: Tensor  # [batch, time], the place in the segment
 
-    def part(self, place: slice) -> Rows:
-        asking = None if self.asking is None else self.asking[:, place]
-        return Rows(self.qkv[:, place], asking, self.inside[:, place])
+    def split(self, sizes: list[int]) -> Iterator[Rows]:
+        """Piece by piece."""
+        asking = [None] * len(sizes) if self.asking is None else self.asking.split(sizes, dim=1)
+        return map(Rows, self.qkv.split(sizes, dim=1), asking, self.inside.split(sizes, dim=1))
 
 
 class Heads(NamedTuple):
@@ -61,7 +62,7 @@ class Heads(NamedTuple):
 class Piece(NamedTuple):
     """Tokens that no sample's segment begins among."""
 
-    place: slice
+    size: int
     phase: int | None  # where in their segment the first of them stands, if that is the same in all samples
 
 
@@ -85,19 +86,22 @@ class MemoryAsContext(Mixer):
     def output(self) -> nn.Linear:
         return self.attention.output
 
+    # One after the other, segments are compiled as one: a graph of all would take minutes for a long text.
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator] # torch leaves it untyped
     def step(self, x: Tensor, state: ContextState | None) -> tuple[Tensor, ContextState]:
         position: int | Tensor = 0 if state is None else state.position
         state = self.initial_state(x.shape[0]) if state is None else state
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
         rows = self.rows(x, inside)
         pinned = (state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]) if self.persistent else ()
+        pieces = list(self.pieces(position, x.shape[1], x.device))
+        sizes = [piece.size for piece in pieces]
         attended, reads = [], []
-        for piece in self.pieces(position, x.shape[1], x.device):
-            part = x[:, piece.place], rows.part(piece.place), piece.phase
-            seen, said, state = self.within_segment(*part, pinned, state)
+        for piece, part, brought in zip(pieces, x.split(sizes, dim=1), rows.split(sizes), strict=True):
+            seen, said, state = self.within_segment(part, brought, piece.phase, pinned, state)
             attended.append(seen)
             reads.append(said)
-        return never_kept(self.joined, attended, reads), state
+        return self.joined(attended, reads), state
 
     def rows(self, x: Tensor, inside: Tensor) -> Rows:
         asking = None if self.memory is None else F.linear(x, self.memory.qkv.weight[: self.dim])
@@ -106,14 +110,14 @@ class MemoryAsContext(Mixer):
     def pieces(self, position: Tensor | int, time: int, device: torch.device) -> Iterator[Piece]:
         """Cut the time where a segment begins in any sample."""
         if isinstance(position, Tensor) and time == 1 and device.type != "cpu":
-            yield Piece(slice(0, 1), None)  # asking where the samples stand would make the device wait
+            yield Piece(1, None)  # asking where the samples stand would make the device wait
             return
         places = [position] if isinstance(position, int) else position.tolist()
         phases, done = {at % self.segment for at in places}, 0
         while done < time:
             now = {(phase + done) % self.segment for phase in phases}
             size = min(time - done, *(self.segment - phase for phase in now))
-            yield Piece(slice(done, done + size), now.pop() if len(now) == 1 else None)
+            yield Piece(size, now.pop() if len(now) == 1 else None)
             done += size
 
     def within_segment(
@@ -136,6 +140,9 @@ class MemoryAsContext(Mixer):
 
     def joined(self, attended: list[Tensor], reads: list[Tensor | None]) -> Tensor:
         """The output, of all segments."""
+        return never_kept(self.gated, attended, reads)
+
+    def gated(self, attended: list[Tensor], reads: list[Tensor | None]) -> Tensor:
         y: Tensor = self.output(torch.cat([self.gate(*both) for both in zip(attended, reads, strict=True)], dim=1))
         return y
 
