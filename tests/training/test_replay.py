@@ -92,7 +92,9 @@ def test_what_cannot_be_recorded_goes_on(waits: bool) -> None:
 
 @needs_gpu
 @pytest.mark.filterwarnings("ignore")  # torch's compiler has much to say
-@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mag", "transformer++", "gated-deltanet", "lstm"])
+@pytest.mark.parametrize(
+    "name", ["titans-lmm", "titans-mac", "titans-mag", "transformer++", "gated-deltanet", "mamba2"]
+)
 def test_models_can_be_recorded(name: str) -> None:
     found = []
     for replayed in (True, False):

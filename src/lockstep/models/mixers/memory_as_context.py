@@ -45,10 +45,11 @@ class Rows(NamedTuple):
     asking: Tensor | None  # [batch, time, dim], of the queries to the standing memory
     inside: Tensor  # [batch, time], the place in the segment
 
-    def split(self, sizes: list[int]) -> Iterator[Rows]:
+    def split(self, sizes: list[int]) -> list[Rows]:
         """Piece by piece."""
         asking = [None] * len(sizes) if self.asking is None else self.asking.split(sizes, dim=1)
-        return map(Rows, self.qkv.split(sizes, dim=1), asking, self.inside.split(sizes, dim=1))
+        parts = zip(self.qkv.split(sizes, dim=1), asking, self.inside.split(sizes, dim=1), strict=True)
+        return [Rows(*part) for part in parts]
 
 
 class Heads(NamedTuple):
@@ -131,7 +132,8 @@ class MemoryAsContext(Mixer):
             reads, memory = self.memory.step(never_kept(self.written, attended), memory, phase)
             standing = self.stands(standing, memory, rows.inside, phase)
         position = state.position + x.shape[1]
-        return attended, reads, state._replace(position=position, standing=standing, memory=memory)
+        # Not by _replace: what torch 2.11 compiles would hand out a tuple without elements.
+        return attended, reads, ContextState(state.keys, state.values, position, state.tail, standing, memory)
 
     def written(self, attended: Tensor) -> Tensor:
         """What the memory is given."""
