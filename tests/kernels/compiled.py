@@ -160,10 +160,12 @@ def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
 
 
 def look(group: int, width: int, persistent: int) -> None:
-    """Attention in a window, likewise."""
-    shapes = [(1, heads, TIME, width) for heads in (2 * group, 2, 2)] + [(2, persistent, width)] * 2
-    queries, keys, values, *own = (torch.randn(shape).bfloat16().requires_grad_() for shape in shapes)
-    window.run(queries, keys, values, tuple(own) if persistent else (), 64).float().sum().backward()
+    """Attention in a window, likewise; where heads are 64 wide, with a second row and turned."""
+    own = tuple(torch.randn(HEADS, persistent, width, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+    qkv = torch.randn(1, TIME, (group + 2) * HEADS * width, dtype=torch.bfloat16).requires_grad_()
+    said = qkv[..., : 2 * HEADS * width] if width == WIDTH else None
+    turns = torch.randn(2, TIME, width) if width == WIDTH else None
+    window.run(qkv, said, (own[0], own[1]), turns, width // 4, 64).float().sum().backward()
 
 
 def make_rows(width: int, taps: int) -> None:

@@ -154,6 +154,31 @@ def test_pieces_of_a_text(heads_first: bool, place: slice) -> None:
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
+def test_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are given a piece of a longer text where it lies, both ways."""
+    question, spec = draw(SMALL._replace(time=64)), MemorySpec(**POINTS["titans"])
+    text = question.queries.contiguous().requires_grad_()
+    piece = text[:, :, 16:48]
+    taken: list[tuple[int, tuple[int, ...]]] = []
+    sheets = operator.Asked.sheets
+
+    def noted(asked: Any, *tensors: Tensor) -> Any:
+        taken.extend((x.data_ptr(), x.stride()) for x in tensors)
+        return sheets(asked, *tensors)
+
+    monkeypatch.setattr(operator.Asked, "sheets", noted)
+    question._replace(queries=piece).put(recollect_by_kernel, spec).sum().backward()
+    # Once by each of the three kernels.
+    assert taken.count((piece.data_ptr(), piece.stride())) == len(KERNELS)
+
+
+def test_adjoints_of_queries_lie_in_one_piece() -> None:
+    question, spec = draw(SMALL), MemorySpec(**POINTS["titans"])
+    asked = question.queries.detach().requires_grad_()
+    (bar,) = torch.autograd.grad(question._replace(queries=asked).put(recollect_by_kernel, spec).sum(), asked)
+    assert bar.is_contiguous()
+
+
 def test_addresses_that_descriptors_do_not_reach() -> None:
     """Copied are rows at odd places and what is spread out; tokens of a piece stay where they are."""
     text = torch.randn(2, 64, 32)
@@ -193,14 +218,14 @@ def test_it_is_an_operator(name: str) -> None:
     """Torch's own examination, both ways."""
     size, spec = SMALL._replace(batch=1), MemorySpec(**POINTS[name])
     question = draw(size)
-    queries = question.queries.transpose(1, 2).flatten(2)
+    queries = question.queries
     first, second = question.first.flatten(0, 1), question.second.flatten(0, 1)
     lent = question[3:] if spec.norm else (None, None)
-    setting: tuple[Any, ...] = (size.heads, spec.residual, spec.activation)
+    setting: tuple[Any, ...] = (spec.residual, spec.activation)
     given = [x if x is None else x.detach().requires_grad_() for x in (queries, first, second, *lent)]
     torch.library.opcheck(operator.recall, (*given, *setting), test_utils=(*SHAPES, NUMBERS))
     matrices = operator.as_operands(first, second, queries.dtype)
-    bar = torch.randn_like(queries)
+    bar = torch.randn(size.batch, size.time, size.heads * size.width, device=DEVICE)
     torch.library.opcheck(
         operator.recall_backward, (queries, matrices, lent[0], bar, *setting), test_utils=(*SHAPES, NUMBERS)
     )

@@ -153,6 +153,35 @@ def test_rows(size: Size, dtype: torch.dtype, bound: float) -> None:
     require_close(size, dtype, bound)
 
 
+@pytest.mark.parametrize("name", ["a text", "walks shorter than a tail", "programs side by side", "wide heads"])
+def test_walks_of_many_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long texts of many samples have them: here of short ones, in few programs."""
+    monkeypatch.setattr(operator, "PROGRAMS", 1)
+    require_close(SIZES[name], torch.float32, EXACTLY)
+
+
+SPANS = {
+    "a long text": (Size(time=4096, width=64, heads=8, batch=16), 64, 1024),
+    "more samples": (Size(time=4096, width=64, heads=8, batch=64), 64, 4096),
+    "a segment": (Size(time=1024, width=64, heads=8, batch=16), 16, 1024),
+    "a segment and some": (Size(time=1030, width=64, heads=8, batch=16), 16, 1152),
+    "one sample": (Size(time=32768, width=64, heads=8, batch=1), 32, 1024),
+    "too short for so many": (Size(time=1024, width=64, heads=8, batch=1), 4, 256),
+    "samples for all": (Size(time=37, width=64, heads=8, batch=128), 8, 1024),
+    "one token": (Size(time=1, width=64, heads=8, batch=16), 4, 128),
+}
+"""With the tokens of a walker, and the programs of a launch."""
+
+
+@pytest.mark.parametrize(("size", "span", "programs"), SPANS.values(), ids=SPANS)
+def test_walks_leave_enough_programs(size: Size, span: int, programs: int) -> None:
+    channels = size.parts * size.heads * size.width
+    shapes = (size.batch, size.time, channels), (size.taps, channels), (size.batch, size.taps - 1, channels)
+    tensors = [torch.empty(shape, device="meta") for shape in shapes]
+    given = operator.Projections(*tensors, size.heads, units(size), 1e-6)
+    assert (given.span, given.grid) == (span, (programs,))
+
+
 @pytest.mark.skipif(not ON_A_GPU, reason="too large for the interpreter")
 @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
 @pytest.mark.parametrize("size", ON_GPUS.values(), ids=ON_GPUS)

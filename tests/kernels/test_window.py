@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.kernels.attention import window as kernels
 from lockstep.kernels.record import backend
 from lockstep.models.mixers.attention import Attention
+from lockstep.models.rotary import rotate, tables
 from tests.kernels.memories import DEVICE
 from tests.memory.cases import Named
 
@@ -28,6 +30,7 @@ operator = pytest.importorskip("lockstep.kernels.attention.operator")
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_A_GPU = torch.cuda.is_available()
+THETA = 1e4
 EXACTLY, ROUNDED = 1e-4, 1e-2
 """Relative errors of norms with tokens of float32 and of bfloat16."""
 
@@ -42,6 +45,10 @@ class Size(NamedTuple):
     kv_heads: int = 2
     width: int = 16
     batch: int = 2
+    turning: int = 8
+    """Numbers of each head."""
+    second: bool = False
+    """Whether there is a second row of keys."""
 
 
 SIZES = {
@@ -60,6 +67,10 @@ SIZES = {
     "whole tiles of text": Size(64, 3, time=128),
     "a short text": Size(64, 3, time=10),
     "one token": Size(1, 1, time=1),
+    "all that turns": Size(50, 3, turning=16),
+    "nothing that turns": Size(50, 3, turning=0),
+    "a second row": Size(150, 3, second=True),
+    "a second row in a window": Size(50, second=True, heads=4, batch=1),
     "wider heads": Size(50, 3, width=64, batch=1),
 }
 ON_GPUS = {
@@ -67,17 +78,17 @@ ON_GPUS = {
     "odd": Size(200, 3, time=1111, heads=4, width=64),
     "wide": Size(512, 16, time=2048, heads=4, width=128),
     "narrow": Size(50, 4, time=777, heads=8, kv_heads=1, width=32),
+    "a segment": Size(1024, 4, time=1024, heads=8, kv_heads=8, width=64, second=True, turning=32),
 }
 """As models have them, and beside that."""
 on_a_gpu = pytest.mark.skipif(not ON_A_GPU, reason="long texts need a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
 
 
 class Case(NamedTuple):
-    """All that attention is given, but for the window."""
+    """All that attention is given, but for the window and the turns."""
 
-    queries: Tensor  # [batch, heads, time, width]
-    keys: Tensor  # [batch, kv_heads, time, width]
-    values: Tensor
+    qkv: Tensor  # [batch, time, (heads + 2 × kv_heads) × width]
+    said: Tensor  # [batch, time, 2 × kv_heads × width], or no token at all
     own_keys: Tensor  # [kv_heads, persistent, width]
     own_values: Tensor
 
@@ -86,7 +97,7 @@ class Case(NamedTuple):
         return Case(*(x.to(dtype, copy=True).requires_grad_() for x in self))
 
 
-Attend = Callable[[Case, int], Tensor]
+Attend = Callable[[Case, Size], Tensor]
 
 
 def draw(size: Size, dtype: torch.dtype = torch.float32) -> Case:
@@ -95,52 +106,64 @@ def draw(size: Size, dtype: torch.dtype = torch.float32) -> Case:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
-    def tokens(heads: int) -> Tensor:
-        """In memory as a projection left them."""
-        return normal(size.batch, size.time, heads, size.width).transpose(1, 2)
-
+    channels = (size.heads + 2 * size.kv_heads) * size.width
+    said = normal(size.batch, size.time if size.second else 0, 2 * size.kv_heads * size.width)
     own = (normal(size.kv_heads, size.persistent, size.width) for _ in range(2))
-    return Case(tokens(size.heads), tokens(size.kv_heads), tokens(size.kv_heads), *own)
+    return Case(normal(size.batch, size.time, channels), said, *own)
 
 
-def by_kernels(case: Case, window: int) -> Tensor:
-    prefix = (case.own_keys, case.own_values) if case.own_keys.shape[1] else ()
-    return kernels.run(*case[:3], prefix, window)
+def by_kernels(case: Case, size: Size) -> Tensor:
+    said = case.said if size.second else None
+    turns = tables(size.time + 3, size.width, size.turning, THETA, case.qkv.device) if size.turning else None
+    return kernels.run(case.qkv, said, (case.own_keys, case.own_values), turns, size.turning // 2, size.window)
 
 
-def by_torch(case: Case, window: int) -> Tensor:
+def by_torch(case: Case, size: Size) -> Tensor:
     """All scores, and a mask."""
-    batch, heads, time, width = case.queries.shape
-    keys, values = (
-        torch.cat((own.expand(batch, -1, -1, -1), x), dim=2).repeat_interleave(heads // x.shape[1], dim=1)
-        for own, x in ((case.own_keys, case.keys), (case.own_values, case.values))
-    )
-    place = torch.arange(time, device=keys.device)
+    place = torch.arange(size.time, device=case.qkv.device)
+
+    def headed(x: Tensor) -> Tensor:
+        apart: Tensor = x.unflatten(2, (-1, size.width))
+        return apart.transpose(1, 2)
+
+    def turned(x: Tensor) -> Tensor:
+        return rotate(x, place[None], THETA, size.turning)
+
+    kinds = (size.heads, size.kv_heads, size.kv_heads)
+    queries, *row = headed(case.qkv).split(kinds, dim=1)
+    rows = [tuple(row), headed(case.said).chunk(2, dim=1)][: 1 + size.second]
+    own_keys, own_values = (x.expand(size.batch, -1, -1, -1) for x in case[2:])
+    keys = torch.cat((own_keys, *(turned(row[0]) for row in rows)), dim=2)
+    values = torch.cat((own_values, *(row[1] for row in rows)), dim=2)
+    keys, values = (x.repeat_interleave(size.heads // size.kv_heads, dim=1) for x in (keys, values))
     distance = place[:, None] - place
-    everybody = torch.ones(time, case.own_keys.shape[1], dtype=torch.bool, device=keys.device)
-    seen = torch.cat((everybody, (distance >= 0) & (distance < window)), dim=1)
-    scores = (case.queries @ keys.mT * width**-0.5).masked_fill(~seen, -torch.inf)
+    everybody = torch.ones(size.time, size.persistent, dtype=torch.bool, device=keys.device)
+    seen = torch.cat((everybody, *[(distance >= 0) & (distance < size.window)] * len(rows)), dim=1)
+    scores = (turned(queries) @ keys.mT * size.width**-0.5).masked_fill(~seen, -torch.inf)
     reads: Tensor = scores.softmax(-1) @ values
-    return reads
+    return reads.transpose(1, 2).flatten(2)
 
 
-def everything(case: Case, attend: Attend, window: int) -> Named:
+def everything(case: Case, attend: Attend, size: Size) -> Named:
     """Reads and all gradients, in double precision."""
-    reads = attend(case, window)
+    reads = attend(case, size)
     adjoint = torch.randn(reads.shape, generator=torch.Generator().manual_seed(5)).bfloat16().to(reads)
     gradients = torch.autograd.grad(reads, case, adjoint, materialize_grads=True)
     named = {f"gradient of {name}": x for name, x in zip(Case._fields, gradients, strict=True)}
     return {name: x.detach().double() for name, x in {"reads": reads, **named}.items()}
 
 
+def far(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm()) if wanted.numel() else 0.0
+
+
 def require_alike(size: Size, dtype: torch.dtype) -> None:
     case = draw(size, dtype)
-    found = everything(case.to(dtype), by_kernels, size.window)
-    wanted = everything(case.to(torch.float64), by_torch, size.window)
+    found = everything(case.to(dtype), by_kernels, size)
+    wanted = everything(case.to(torch.float64), by_torch, size)
     for name, x in wanted.items():
         assert found[name].shape == x.shape, name
-        error = float((found[name] - x).norm() / x.norm()) if x.numel() else 0.0
-        assert error < (EXACTLY if dtype is torch.float32 else ROUNDED), name
+        assert far(found[name], x) < (EXACTLY if dtype is torch.float32 else ROUNDED), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -157,33 +180,41 @@ def test_reads_and_gradients_of_long_texts(name: str) -> None:
 
 def test_who_sees_but_itself_reads_its_own_value() -> None:
     """A softmax of one: the reads are the values, and nothing depends on scores."""
-    case = draw(Size(1, time=70)).to(torch.float32)
-    found = everything(case, by_kernels, 1)
-    torch.testing.assert_close(found["reads"], case.values.detach().double(), rtol=1e-5, atol=1e-6)
-    for name in ("queries", "keys"):
-        assert float(found[f"gradient of {name}"].abs().max()) < 1e-4, name
+    size = Size(1, time=70)
+    case = draw(size).to(torch.float32)
+    found = everything(case, by_kernels, size)
+    still = size.kv_heads * size.width
+    torch.testing.assert_close(found["reads"], case.qkv.detach().double()[..., -still:], rtol=1e-5, atol=1e-6)
+    assert float(found["gradient of qkv"][..., :-still].abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("scale", [0.0, 30.0])
 def test_flat_and_steep_scores(scale: float) -> None:
     """All alike; and so far apart that powers of the others vanish."""
-    case = draw(SIZES["an odd window"])
-    case = case._replace(queries=case.queries * scale)
-    found = everything(case.to(torch.float32), by_kernels, 50)
-    wanted = everything(case.to(torch.float64), by_torch, 50)
-    for name in ("reads", "gradient of queries", "gradient of values"):
-        assert float((found[name] - wanted[name]).norm() / wanted[name].norm()) < EXACTLY, name
+    size = SIZES["an odd window"]
+    case = draw(size)
+    queries = size.heads * size.width
+    case = case._replace(qkv=torch.cat((case.qkv[..., :queries] * scale, case.qkv[..., queries:]), dim=-1))
+    found = everything(case.to(torch.float32), by_kernels, size)
+    wanted = everything(case.to(torch.float64), by_torch, size)
+    apart = {"reads": slice(None), "gradient of qkv": slice(queries)}
+    for name, part in apart.items():
+        assert far(found[name][..., part], wanted[name][..., part]) < EXACTLY, name
 
 
-def test_tokens_may_lie_anywhere() -> None:
-    """Copied, where descriptors do not reach them: columns apart, or rows that begin in the middle of 16 bytes."""
-    case = draw(SIZES["an odd window"])
-    apart = case._replace(
-        queries=case.queries.mT.contiguous().mT,
-        keys=torch.nn.functional.pad(case.keys, (1, 2))[..., 1:-2],
-        values=case.values[:, :, :1].expand_as(case.values),
-    )
-    torch.testing.assert_close(by_kernels(apart, 50), by_torch(apart, 50), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("name", ["a second row", "groups"])
+def test_tokens_may_lie_anywhere(name: str) -> None:
+    """In pieces of longer texts; copied, where rows begin in the middle of 16 bytes or columns are apart."""
+    size = SIZES[name]
+    case = draw(size)
+    wanted = by_torch(case, size)
+    longer = case._replace(qkv=F.pad(case.qkv, (0, 0, 5, 2))[:, 5:-2], said=F.pad(case.said, (8, 8))[..., 8:-8])
+    for one in (
+        longer,
+        case._replace(qkv=F.pad(case.qkv, (1, 2))[..., 1:-2]),
+        case._replace(qkv=case.qkv.mT.contiguous().mT),
+    ):
+        torch.testing.assert_close(by_kernels(one, size), wanted, rtol=1e-4, atol=1e-5)
 
 
 class TestModels:
@@ -223,21 +254,25 @@ class TestModels:
 
 def test_who_is_taken() -> None:
     """Heads of bfloat16 on a GPU; all else is left to others."""
-    queries = torch.zeros(1, 2, 70, 64, dtype=torch.bfloat16, device=DEVICE)
-    assert kernels.takes(queries, 4) == ON_A_GPU
-    assert not kernels.takes(queries.float(), 4)
-    assert not kernels.takes(queries[..., :48], 4)
-    assert not kernels.takes(queries, kernels.MOST + 1)
+    qkv = torch.zeros(1, 70, 384, dtype=torch.bfloat16, device=DEVICE)
+    assert kernels.takes(qkv, 64, 4) == ON_A_GPU
+    assert not kernels.takes(qkv.float(), 64, 4)
+    assert not kernels.takes(qkv, 48, 4)
+    assert not kernels.takes(qkv, 64, kernels.MOST + 1)
 
 
-@pytest.mark.parametrize("persistent", [0, 3])
-def test_what_a_compiler_is_told(persistent: int) -> None:
+@pytest.mark.parametrize("name", ["the text alone", "a second row in a window"])
+def test_what_a_compiler_is_told(name: str) -> None:
     """Shapes without numbers, what is differentiated, and that nothing given is changed; both ways."""
-    case = draw(Size(16, persistent, time=70, heads=4, batch=1)).to(torch.float32)
-    torch.library.opcheck(operator.window, (*case, 16), atol=1e-4, rtol=1e-4)
-    given = [x.detach() for x in case]
-    reads, totals = operator.window(*given, 16)
-    torch.library.opcheck(operator.window_backward, (*given, reads, totals, torch.randn_like(reads), 16))
+    size = SIZES[name]._replace(time=70, batch=1)
+    case = draw(size).to(torch.float32)
+    turns = tables(size.time, size.width, size.turning, THETA, case.qkv.device)
+    given = (case.qkv, case.said if size.second else None, case.own_keys, case.own_values, turns)
+    setting = (size.turning // 2, size.window)
+    torch.library.opcheck(operator.window, (*given, *setting), atol=1e-4, rtol=1e-4)
+    apart = [None if x is None else x.detach() for x in given]
+    reads, totals = operator.window(*apart, *setting)
+    torch.library.opcheck(operator.window_backward, (*apart, reads, totals, torch.randn_like(reads), *setting))
 
 
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
@@ -247,5 +282,5 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.kernels.compiled", "window", "90"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    launched = {"window_kernel", "window_queries_kernel", "window_keys_kernel"}
+    launched = {"turn_kernel", "window_kernel", "window_queries_kernel", "window_keys_kernel"}
     assert set(json.loads(done.stdout.splitlines()[-1])) == launched

@@ -83,7 +83,8 @@ def inputs(time: int) -> Tensor:
 
 def at_once(mixer: Attention, x: Tensor, window: int) -> Tensor:
     queries, keys, values = mixer.project(x, torch.arange(x.shape[1])[None])
-    return mixer.merge(mixer.at_once(queries, keys, values, window))
+    keys, values = mixer.before_prefix(keys, values, mixer.prefix())
+    return mixer.merge(attend_in(Sight(1, window, x.shape[1]), queries, keys, values))
 
 
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])

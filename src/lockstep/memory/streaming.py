@@ -117,16 +117,15 @@ def in_tiles(queries: Tensor) -> bool:
 
 
 def recollect_by_kernel(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
-    """As `recollect`, by Triton, of tokens where a model has them: next to those of other heads."""
+    """As `recollect`, by Triton, of queries where they lie; reads lie next to those of other heads."""
     # Triton is needed where it is used alone.
     from lockstep.kernels.memory.recalling import recall as operator
 
     batch, heads = queries.shape[:2]
     reads, _ = operator(
-        queries.transpose(1, 2).flatten(2),
+        queries,
         *Rows(batch, heads, arithmetic(queries.dtype)).weights(held),
         *lent(outer, spec, queries),
-        heads,
         spec.residual,
         spec.activation,
     )

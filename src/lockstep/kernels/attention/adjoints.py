@@ -16,11 +16,9 @@ from lockstep.kernels.attention.reads import (
     among_own,
     among_seen,
     in_part,
-    loaded,
     own_tokens,
-    stored,
 )
-from lockstep.kernels.memory.tiles import added, place, product
+from lockstep.kernels.memory.tiles import added, loaded, place, product, stored
 
 
 @triton.jit
@@ -44,10 +42,44 @@ def of_own(
 
 
 @triton.jit
+def through_row(
+    query_bar: tl.tensor,  # [TOKENS, WIDTH]
+    query: tl.tensor,
+    bar: tl.tensor,
+    keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
+    values: tl.tensor_descriptor,
+    sample: int,
+    kv_head: int,
+    tile: int,
+    window: int,
+    total: tl.tensor,  # [TOKENS]
+    common: tl.tensor,  # [TOKENS]
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tl.tensor:
+    """Adjoints of queries, up to a factor, with those by all keys of a row that they see."""
+    TOKENS: tl.constexpr = query.shape[0]
+    places = tl.arange(0, TOKENS)
+    for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
+        ahead = (tile - step) * TOKENS
+        key = loaded(keys, sample, kv_head, step, TOKENS)
+        scores = product(query, tl.trans(key), PRECISION)
+        if in_part(ahead, window, TOKENS):
+            scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
+        value = loaded(values, sample, kv_head, step, TOKENS)
+        weights_bar = product(bar, tl.trans(value), PRECISION)
+        scores_bar = tl.exp2(scores * SCALE - total[:, None]) * (weights_bar - common[:, None])
+        query_bar = added(query_bar, scores_bar.to(query.dtype), key, PRECISION)
+    return query_bar
+
+
+@triton.jit
 def window_queries_kernel(
     queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
     values: tl.tensor_descriptor,
+    said_keys: tl.tensor_descriptor | None,  # the same
+    said_values: tl.tensor_descriptor | None,
     own_keys: tl.tensor,  # [kv_heads, PERSISTENT, WIDTH]
     own_values: tl.tensor,
     reads: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
@@ -56,6 +88,7 @@ def window_queries_kernel(
     queries_bar: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]; what follows is what comes out
     own_bar: tl.tensor,  # [batch, heads, tiles, 2, PERSISTENT, WIDTH] in 32 bits: of keys and of values
     shared: tl.tensor,  # [batch, heads, tiles × TOKENS]: what all scores of a query have in common
+    rows: int,
     heads: int,
     tiles: int,
     window: int,
@@ -65,19 +98,20 @@ def window_queries_kernel(
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program is one tile of queries of one head."""
-    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    """One program is one tile of queries of one head; those that see most begin."""
+    row, tile = tl.program_id(0) % rows, tiles - 1 - tl.program_id(0) // rows
     sample, head = row // heads, row % heads
     kv_head = head // GROUP
     ROOT: tl.constexpr = WIDTH**-0.5
     SCALE: tl.constexpr = ROOT * LOG2_E
-    places = tl.arange(0, TOKENS)
+    spot = row * tiles + tile
+    line = spot * TOKENS + tl.arange(0, TOKENS)
     query = loaded(queries, sample, head, tile, TOKENS)
     bar = loaded(reads_bar, sample, head, tile, TOKENS)
     read = loaded(reads, sample, head, tile, TOKENS)
-    total = tl.load(totals + tl.program_id(0) * TOKENS + places)
+    total = tl.load(totals + line)
     common = tl.sum(read.to(tl.float32) * bar.to(tl.float32), axis=1)
-    tl.store(shared + tl.program_id(0) * TOKENS + places, common)
+    tl.store(shared + line, common)
     query_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
     if PERSISTENT:
         own_key = own_tokens(own_keys, kv_head, PERSISTENT, WIDTH)
@@ -89,19 +123,28 @@ def window_queries_kernel(
         query_bar = added(query_bar, own_scores_bar, own_key, PRECISION)
         key_bar, value_bar = of_own(own_key, own_value, query, bar, total, common, SCALE, PRECISION)
         there = tl.arange(0, OWN)[:, None] < PERSISTENT
-        own_bar += tl.program_id(0).to(tl.int64) * 2 * PERSISTENT * WIDTH + place(WIDTH, OWN, WIDTH)
+        own_bar += spot.to(tl.int64) * 2 * PERSISTENT * WIDTH + place(WIDTH, OWN, WIDTH)
         tl.store(own_bar, key_bar * ROOT, mask=there)
         tl.store(own_bar + PERSISTENT * WIDTH, value_bar, mask=there)
-    for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
-        ahead = (tile - step) * TOKENS
-        key = loaded(keys, sample, kv_head, step, TOKENS)
-        scores = product(query, tl.trans(key), PRECISION)
-        if in_part(ahead, window, TOKENS):
-            scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
-        value = loaded(values, sample, kv_head, step, TOKENS)
-        weights_bar = product(bar, tl.trans(value), PRECISION)
-        scores_bar = tl.exp2(scores * SCALE - total[:, None]) * (weights_bar - common[:, None])
-        query_bar = added(query_bar, scores_bar.to(query.dtype), key, PRECISION)
+    if said_keys is not None:
+        query_bar = through_row(
+            query_bar,
+            query,
+            bar,
+            said_keys,
+            said_values,
+            sample,
+            kv_head,
+            tile,
+            window,
+            total,
+            common,
+            SCALE,
+            PRECISION,
+        )
+    query_bar = through_row(
+        query_bar, query, bar, keys, values, sample, kv_head, tile, window, total, common, SCALE, PRECISION
+    )
     stored(queries_bar, query_bar * ROOT, sample, head, tile * TOKENS)
 
 
@@ -115,6 +158,7 @@ def window_keys_kernel(
     shared: tl.tensor,
     keys_bar: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]; what follows is what comes out
     values_bar: tl.tensor_descriptor,
+    rows: int,
     kv_heads: int,
     tiles: int,
     window: int,
@@ -123,8 +167,11 @@ def window_keys_kernel(
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program is one tile of keys of one head, and goes through all tiles of queries that see it."""
-    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    """One program is one tile of keys of one head, and goes through all tiles of queries that see it.
+
+    Those that most queries see begin.
+    """
+    row, tile = tl.program_id(0) % rows, tl.program_id(0) // rows
     sample, kv_head = row // kv_heads, row % kv_heads
     ROOT: tl.constexpr = WIDTH**-0.5
     SCALE: tl.constexpr = ROOT * LOG2_E

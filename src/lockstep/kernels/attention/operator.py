@@ -1,4 +1,8 @@
-"""The kernels of attention in a window as one differentiable operator, which a compiler does not look into."""
+"""The kernels of attention in a window as one differentiable operator, which a compiler does not look into.
+
+It takes projections as they lie, and gives their adjoints so: what is turned, joined or put in another order on the way
+is nobody else's affair. Queries and keys are turned once more on the way back, which is cheaper than to keep them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.attention.adjoints import window_keys_kernel, window_queries_kernel
 from lockstep.kernels.attention.reads import window_kernel
+from lockstep.kernels.attention.turning import turn
 from lockstep.kernels.memory.recalling import reachable
 from lockstep.kernels.record import record
 
@@ -22,135 +27,205 @@ first operands apart before a loop, and keep the parts in registers.
 """
 
 
+class Row(NamedTuple):
+    """Keys and values of as many tokens as there are queries, [batch, kv_heads, time, width]."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class Seen(NamedTuple):
     """One call."""
 
-    queries: Tensor  # [batch, heads, time, width], `reachable`
-    keys: Tensor  # [batch, kv_heads, time, width], likewise
-    values: Tensor
+    qkv: Tensor  # [batch, time, (heads + 2 × kv_heads) × width], `reachable`
+    said: Tensor | None  # [batch, time, 2 × kv_heads × width]: keys and values of a second row
     own_keys: Tensor  # [kv_heads, persistent, width], in one piece
     own_values: Tensor
+    turns: Tensor | None  # [2, places, width], of which there are at least as many as tokens
+    half: int
+    """How far apart numbers are that turn against each other."""
     window: int
 
     @classmethod
     def of(cls, *arguments: Any) -> Seen:
         """Of what the operator is given."""
-        queries, keys, values, own_keys, own_values, window = arguments
-        tokens = reachable(queries), reachable(keys), reachable(values)
-        return cls(*tokens, own_keys.contiguous(), own_values.contiguous(), window)
+        qkv, said, own_keys, own_values, *rest = arguments
+        tokens = reachable(qkv), None if said is None else reachable(said)
+        return cls(*tokens, own_keys.contiguous(), own_values.contiguous(), *rest)
+
+    @property
+    def heads(self) -> int:
+        return self.qkv.shape[2] // self.own_keys.shape[2] - 2 * self.kv_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.own_keys.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """Of a tile."""
+        return TILE // self.qkv.element_size()
 
     @property
     def tiles(self) -> int:
         """Of a head; the last may be in part."""
-        return -(-self.queries.shape[2] // tile(self.queries))
+        return -(-self.qkv.shape[1] // self.tokens)
 
     @property
     def constants(self) -> dict[str, Any]:
         """Of every kernel."""
         # Three passes of the matrix units give 32-bit operands nearly all of their 32 bits.
-        precision = "tf32x3" if self.queries.dtype == torch.float32 else "tf32"
-        heads = {"GROUP": self.queries.shape[1] // self.keys.shape[1], "WIDTH": self.queries.shape[3]}
-        return heads | {"TOKENS": tile(self.queries), "PRECISION": precision, "num_warps": 4, "num_stages": 2}
+        precision = "tf32x3" if self.qkv.dtype == torch.float32 else "tf32"
+        sizes = {"GROUP": self.heads // self.kv_heads, "WIDTH": self.own_keys.shape[2], "TOKENS": self.tokens}
+        return sizes | {"PRECISION": precision, "num_warps": 4, "num_stages": 2}
 
-    def programs(self, x: Tensor) -> tuple[int]:
-        """One for each tile of these tokens."""
-        return (x.shape[0] * x.shape[1] * self.tiles,)
+    def split(self, x: Tensor) -> list[Tensor]:
+        """What turns and what does not, or the like of their adjoints: of [batch, time, channels], the last are not."""
+        still = self.kv_heads * self.own_keys.shape[2]
+        return list(x.split((x.shape[2] - still, still), dim=2))
 
+    def headed(self, x: Tensor) -> Tensor:
+        """[batch, time, heads × width] as [batch, heads, time, width]."""
+        apart: Tensor = x.unflatten(2, (-1, self.own_keys.shape[2]))
+        return apart.transpose(1, 2)
 
-def tile(tokens: Tensor) -> int:
-    """How many of these are one."""
-    return TILE // tokens.element_size()
+    def turned(self, x: Tensor) -> Tensor:
+        """The part of the projections that turns, so."""
+        if self.turns is None:
+            return x
+        made = x.new_empty(x.shape)
+        turn(x, made, self.turns, self.half)
+        return made
 
+    def compared(self) -> tuple[Tensor, Row, Row | None]:
+        """Queries [batch, heads, time, width], and the rows of keys and values."""
+        both, values = self.split(self.qkv)
+        queries, keys = self.headed(self.turned(both)).split((self.heads, self.kv_heads), dim=1)
+        row = Row(keys, self.headed(values))
+        if self.said is None:
+            return queries, row, None
+        said_keys, said_values = self.split(self.said)
+        return queries, row, Row(self.headed(self.turned(said_keys)), self.headed(said_values))
 
-def sheets(*tensors: Tensor) -> list[TensorDescriptor]:
-    """[batch, heads, time, width], some tokens of a head a tile."""
-    return [TensorDescriptor.from_tensor(x, [1, 1, tile(x), x.shape[3]]) for x in tensors]
+    def sheets(self, *tensors: Tensor) -> list[TensorDescriptor]:
+        """[batch, heads, time, width], some tokens of a head a tile."""
+        return [TensorDescriptor.from_tensor(x, [1, 1, self.tokens, x.shape[3]]) for x in tensors]
 
+    def row_sheets(self, row: Row | None) -> list[TensorDescriptor] | list[None]:
+        return [None, None] if row is None else self.sheets(*row)
 
-def alike(x: Tensor) -> Tensor:
-    """Room for as many tokens, as a model has them: heads next to each other."""
-    batch, heads, time, width = x.shape
-    return x.new_empty(batch, time, heads, width).transpose(1, 2)
-
-
-def by_query(queries: Tensor) -> Tensor:
-    """A number for each, in 32 bits, and as many more as fill the last tile."""
-    batch, heads, time, _ = queries.shape
-    tokens = tile(queries)
-    return queries.new_empty(batch, heads, -(-time // tokens) * tokens, dtype=torch.float32)
+    def places(self, heads: int) -> tuple[int, int, int, int]:
+        """Rows, heads, tiles and window: what kernels find their work by."""
+        return len(self.qkv) * heads, heads, self.tiles, self.window
 
 
 def forward(seen: Seen) -> tuple[Tensor, Tensor]:
-    """Reads [batch, heads, time, width], and the logarithms of what the weights of each query add up to."""
-    reads, totals = alike(seen.queries), by_query(seen.queries)
-    window_kernel[seen.programs(seen.queries)](
-        *sheets(seen.queries, seen.keys, seen.values),
+    """Reads [batch, time, heads × width], and the logarithms of what the weights of each query add up to."""
+    queries, row, said = seen.compared()
+    reads, totals = rooms(seen)
+    window_kernel[(len(queries) * seen.heads * seen.tiles,)](
+        *seen.sheets(queries, *row),
+        *seen.row_sheets(said),
         seen.own_keys,
         seen.own_values,
-        *sheets(reads),
+        *seen.sheets(seen.headed(reads)),
         totals,
-        seen.queries.shape[1],
-        seen.tiles,
-        seen.window,
+        *seen.places(seen.heads),
         PERSISTENT=seen.own_keys.shape[1],
         **seen.constants,
     )
     return reads, totals
 
 
-def backward(seen: Seen, reads: Tensor, totals: Tensor, reads_bar: Tensor) -> tuple[Tensor, ...]:
-    """Adjoints of queries, keys and values, and of the persistent tokens, [2, kv_heads, persistent, width]."""
-    queries_bar, own_bar, shared = through_queries(seen, reads, totals, reads_bar)
-    own_bar = own_bar.to(seen.own_keys.dtype).contiguous()
-    return queries_bar, *through_keys(seen, totals, shared, reads_bar), own_bar
+def rooms(seen: Seen) -> tuple[Tensor, Tensor]:
+    """For reads, and for a number in 32 bits of each query, and as many more as fill the last tile."""
+    batch, time, _ = seen.qkv.shape
+    reads = seen.qkv.new_empty(batch, time, seen.heads * seen.own_keys.shape[2])
+    return reads, seen.qkv.new_empty(batch, seen.heads, seen.tiles * seen.tokens, dtype=torch.float32)
 
 
-def through_queries(seen: Seen, reads: Tensor, totals: Tensor, reads_bar: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Adjoints of the queries and of the persistent tokens, and what is left for the keys."""
-    queries_bar, shared = alike(seen.queries), torch.empty_like(totals)
-    batch, heads, *_ = seen.queries.shape
-    kv_heads, persistent, width = seen.own_keys.shape
-    own_bar = totals.new_empty(batch, heads, seen.tiles, 2, persistent, width)
-    window_queries_kernel[seen.programs(seen.queries)](
-        *sheets(seen.queries, seen.keys, seen.values),
+def backward(seen: Seen, reads: Tensor, totals: Tensor, reads_bar: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Adjoints of the projections, of the second row's, and of persistent tokens, [2, kv_heads, persistent, width]."""
+    queries, row, said = seen.compared()
+    bars = seen.headed(reads), seen.headed(reads_bar)
+    qkv_bar, said_bar = torch.empty_like(seen.qkv), None if seen.said is None else torch.empty_like(seen.said)
+    both_bar, values_bar = seen.split(qkv_bar)
+    # Of what was turned, the adjoints are turned back, from a place of their own.
+    turning = both_bar if seen.turns is None else both_bar.new_empty(both_bar.shape)
+    queries_bar, keys_bar = seen.headed(turning).split((seen.heads, seen.kv_heads), dim=1)
+    own_bar, shared = through_queries(seen, queries, row, said, *bars, totals, queries_bar)
+    through_keys(seen, queries, row, bars[1], totals, shared, Row(keys_bar, seen.headed(values_bar)))
+    if seen.turns is not None:
+        turn(turning, both_bar, seen.turns, seen.half, back=True)
+    if said is not None and said_bar is not None:
+        through_said(seen, queries, said, bars[1], totals, shared, said_bar)
+    return qkv_bar, qkv_bar.new_empty(0) if said_bar is None else said_bar, own_bar
+
+
+def through_said(
+    seen: Seen, queries: Tensor, said: Row, reads_bar: Tensor, totals: Tensor, shared: Tensor, said_bar: Tensor
+) -> None:
+    """The adjoints of the second row's projections are filled in."""
+    keys_bar, values_bar = seen.split(said_bar)
+    turning = keys_bar if seen.turns is None else keys_bar.new_empty(keys_bar.shape)
+    bars = Row(seen.headed(turning), seen.headed(values_bar))
+    through_keys(seen, queries, said, reads_bar, totals, shared, bars)
+    if seen.turns is not None:
+        turn(turning, keys_bar, seen.turns, seen.half, back=True)
+
+
+def through_queries(
+    seen: Seen,
+    queries: Tensor,
+    row: Row,
+    said: Row | None,
+    reads: Tensor,
+    reads_bar: Tensor,
+    totals: Tensor,
+    queries_bar: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Adjoints of the persistent tokens, and what is left for the keys; those of the queries are filled in."""
+    shared = torch.empty_like(totals)
+    batch, (kv_heads, persistent, width) = len(queries), seen.own_keys.shape
+    own_bar = totals.new_empty(batch, seen.heads, seen.tiles, 2, persistent, width)
+    window_queries_kernel[(batch * seen.heads * seen.tiles,)](
+        *seen.sheets(queries, *row),
+        *seen.row_sheets(said),
         seen.own_keys,
         seen.own_values,
-        *sheets(reads, reads_bar),
+        *seen.sheets(reads, reads_bar),
         totals,
-        *sheets(queries_bar),
+        *seen.sheets(queries_bar),
         own_bar,
         shared,
-        heads,
-        seen.tiles,
-        seen.window,
+        *seen.places(seen.heads),
         PERSISTENT=persistent,
         **seen.constants,
     )
     summed = own_bar.unflatten(1, (kv_heads, -1)).sum((0, 2, 3)).transpose(0, 1)
-    return queries_bar, summed, shared
+    return summed.to(seen.own_keys.dtype).contiguous(), shared
 
 
-def through_keys(seen: Seen, totals: Tensor, shared: Tensor, reads_bar: Tensor) -> tuple[Tensor, Tensor]:
-    """Adjoints of keys and values."""
-    keys_bar, values_bar = alike(seen.keys), alike(seen.values)
-    window_keys_kernel[seen.programs(seen.keys)](
-        *sheets(seen.queries, seen.keys, seen.values, reads_bar),
+def through_keys(
+    seen: Seen, queries: Tensor, row: Row, reads_bar: Tensor, totals: Tensor, shared: Tensor, bars: Row
+) -> None:
+    """The adjoints of a row are filled in."""
+    window_keys_kernel[(len(queries) * seen.kv_heads * seen.tiles,)](
+        *seen.sheets(queries, *row, reads_bar),
         totals,
         shared,
-        *sheets(keys_bar, values_bar),
-        seen.keys.shape[1],
-        seen.tiles,
-        seen.window,
+        *seen.sheets(*bars),
+        *seen.places(seen.kv_heads),
         **seen.constants,
     )
-    return keys_bar, values_bar
 
 
-SEEN = "Tensor queries, Tensor keys, Tensor values, Tensor own_keys, Tensor own_values"
+SEEN = "Tensor qkv, Tensor? said, Tensor own_keys, Tensor own_values, Tensor? turns"
+SETTING = "int half, SymInt window"
 
 
 @torch.library.custom_op(
-    "lockstep::window", mutates_args=(), schema=f"({SEEN}, SymInt window) -> (Tensor reads, Tensor totals)"
+    "lockstep::window", mutates_args=(), schema=f"({SEEN}, {SETTING}) -> (Tensor reads, Tensor totals)"
 )
 def window(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Reads, and what the way back needs; see `Seen` for what is given."""
@@ -159,37 +234,37 @@ def window(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @window.register_fake
-def _(queries: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return alike(queries), by_query(queries)
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return rooms(Seen(*arguments))
 
 
 @torch.library.custom_op(
     "lockstep::window_backward",
     mutates_args=(),
-    schema=f"({SEEN}, Tensor reads, Tensor totals, Tensor reads_bar, SymInt window)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({SEEN}, Tensor reads, Tensor totals, Tensor reads_bar, {SETTING}) -> (Tensor, Tensor, Tensor)",
 )
 def window_backward(*arguments: Any) -> tuple[Tensor, ...]:
     """As `backward`."""
-    *tokens, reads, totals, reads_bar, width = arguments
-    return backward(Seen.of(*tokens, width), reachable(reads), totals, reachable(reads_bar))
+    *tokens, reads, totals, reads_bar, half, width = arguments
+    return backward(Seen.of(*tokens, half, width), reads, totals, reachable(reads_bar))
 
 
 @window_backward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, ...]:
-    *tokens, own_keys, _ = arguments[:5]
-    return *map(alike, tokens), own_keys.new_empty(2, *own_keys.shape)
+def _(qkv: Tensor, said: Tensor | None, own_keys: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    said_bar = qkv.new_empty(0) if said is None else said.new_empty(said.shape)
+    return qkv.new_empty(qkv.shape), said_bar, own_keys.new_empty(2, *own_keys.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tokens, ctx.window = inputs
+    *tokens, ctx.half, ctx.window = inputs
     ctx.save_for_backward(*tokens, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _through(ctx: Any, reads_bar: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    *tokens_bar, own_bar = window_backward(*ctx.saved_tensors, reads_bar, ctx.window)
-    return *tokens_bar, *own_bar.unbind(), None
+    qkv_bar, said_bar, own_bar = window_backward(*ctx.saved_tensors, reads_bar, ctx.half, ctx.window)
+    said_bar = None if ctx.saved_tensors[1] is None else said_bar
+    return qkv_bar, said_bar, *own_bar.unbind(), None, None, None
 
 
 window.register_autograd(_through, setup_context=_keep)

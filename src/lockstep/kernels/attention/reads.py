@@ -1,5 +1,7 @@
 """What queries read of the keys in their window, tile by tile, with the softmax made up as these come by.
 
+Beside the keys of the text there may be a second row of as many, which are seen alike: what a memory said.
+
 Tiles are of as many queries as keys, so that those of keys are seen whole but for two or three: that of the queries'
 own places, and those where the window begins. What stands before the text or behind it, descriptors read as zeros and
 do not write.
@@ -15,7 +17,7 @@ import math
 import triton
 import triton.language as tl
 
-from lockstep.kernels.memory.tiles import added, place, product
+from lockstep.kernels.memory.tiles import added, loaded, place, product, stored
 
 OWN = tl.constexpr(16)
 """Persistent tokens, as many as a product needs; those that are not there nobody sees."""
@@ -23,18 +25,6 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 """Exponentials are of two here: scores are multiplied by this."""
 LOWEST = tl.constexpr(-1e30)
 """Below every score, and finite: rows that have seen nothing yet are compared with those that never will."""
-
-
-@triton.jit
-def loaded(tokens: tl.tensor_descriptor, sample: int, head: int, tile: int, TOKENS: tl.constexpr) -> tl.tensor:
-    """A tile [TOKENS, WIDTH] of a tensor [batch, heads, time, WIDTH]."""
-    return tokens.load([sample, head, tile * TOKENS, 0]).reshape(TOKENS, tokens.block_shape[3])
-
-
-@triton.jit
-def stored(tokens: tl.tensor_descriptor, tile: tl.tensor, sample: int, head: int, first: int) -> None:
-    """The way back, in the tensor's precision."""
-    tokens.store([sample, head, first, 0], tile.to(tokens.dtype).reshape(tokens.block_shape))
 
 
 @triton.jit
@@ -82,14 +72,45 @@ def read_on(
 
 
 @triton.jit
+def read_row(
+    query: tl.tensor,  # [TOKENS, WIDTH]
+    keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
+    values: tl.tensor_descriptor,
+    sample: int,
+    kv_head: int,
+    tile: int,
+    window: int,
+    top: tl.tensor,
+    total: tl.tensor,
+    read: tl.tensor,
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """As `read_on`, with all keys of a row that this tile of queries sees."""
+    TOKENS: tl.constexpr = query.shape[0]
+    places = tl.arange(0, TOKENS)
+    for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
+        ahead = (tile - step) * TOKENS
+        scores = product(query, tl.trans(loaded(keys, sample, kv_head, step, TOKENS)), PRECISION)
+        if in_part(ahead, window, TOKENS):
+            scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
+        value = loaded(values, sample, kv_head, step, TOKENS)
+        top, total, read = read_on(scores, value, top, total, read, SCALE, PRECISION)
+    return top, total, read
+
+
+@triton.jit
 def window_kernel(
     queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
     values: tl.tensor_descriptor,
+    said_keys: tl.tensor_descriptor | None,  # the same
+    said_values: tl.tensor_descriptor | None,
     own_keys: tl.tensor,  # [kv_heads, PERSISTENT, WIDTH]
     own_values: tl.tensor,
     reads: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]; what follows is what comes out
     totals: tl.tensor,  # [batch, heads, tiles × TOKENS]: logarithms to the base of two
+    rows: int,
     heads: int,
     tiles: int,
     window: int,
@@ -99,12 +120,11 @@ def window_kernel(
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program is one tile of queries of one head."""
-    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    """One program is one tile of queries of one head; those that see most begin."""
+    row, tile = tl.program_id(0) % rows, tiles - 1 - tl.program_id(0) // rows
     sample, head = row // heads, row % heads
     kv_head = head // GROUP
     SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
-    places = tl.arange(0, TOKENS)
     query = loaded(queries, sample, head, tile, TOKENS)
     top = tl.full([TOKENS], LOWEST, tl.float32)
     total = tl.zeros([TOKENS], tl.float32)
@@ -114,12 +134,10 @@ def window_kernel(
         own_value = own_tokens(own_values, kv_head, PERSISTENT, WIDTH)
         own_scores = among_own(product(query, tl.trans(own_key), PRECISION), PERSISTENT)
         top, total, read = read_on(own_scores, own_value, top, total, read, SCALE, PRECISION)
-    for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
-        ahead = (tile - step) * TOKENS
-        scores = product(query, tl.trans(loaded(keys, sample, kv_head, step, TOKENS)), PRECISION)
-        if in_part(ahead, window, TOKENS):
-            scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
-        value = loaded(values, sample, kv_head, step, TOKENS)
-        top, total, read = read_on(scores, value, top, total, read, SCALE, PRECISION)
+    if said_keys is not None:
+        top, total, read = read_row(
+            query, said_keys, said_values, sample, kv_head, tile, window, top, total, read, SCALE, PRECISION
+        )
+    top, total, read = read_row(query, keys, values, sample, kv_head, tile, window, top, total, read, SCALE, PRECISION)
     stored(reads, read / total[:, None], sample, head, tile * TOKENS)
-    tl.store(totals + tl.program_id(0) * TOKENS + places, top + tl.log2(total))
+    tl.store(totals + (row * tiles + tile) * TOKENS + tl.arange(0, TOKENS), top + tl.log2(total))

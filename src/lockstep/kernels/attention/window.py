@@ -1,7 +1,7 @@
 """Our kernels for causal attention in a window, with tokens that everybody sees: where they run, what they are given.
 
 They multiply in 16 bits with 32-bit sums, as flex_attention does, whose place they take. That knows blocks of 128 keys
-alone, and so computes many that a window leaves out.
+alone, and so computes many that a window leaves out; and it wants heads apart, turned and joined with what all see.
 """
 
 from __future__ import annotations
@@ -18,23 +18,31 @@ MOST = 16
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def takes(queries: Tensor, persistent: int) -> bool:
-    """Whether these kernels should run on queries [batch, heads, time, width]."""
-    if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16:
+def takes(qkv: Tensor, width: int, persistent: int) -> bool:
+    """Whether these kernels should run on projections [batch, time, heads × width]."""
+    if qkv.device.type != "cuda" or qkv.dtype is not torch.bfloat16:
         return False
-    return queries.shape[-1] in WIDTHS and persistent <= MOST and INSTALLED
+    return width in WIDTHS and persistent <= MOST and INSTALLED
 
 
-def run(queries: Tensor, keys: Tensor, values: Tensor, prefix: tuple[Tensor, ...], window: int) -> Tensor:
-    """As `Attention.in_blocks`: each query sees the prefix and the last `window` keys, its own included.
+def run(
+    qkv: Tensor,
+    said: Tensor | None,
+    own: tuple[Tensor, Tensor],
+    turns: Tensor | None,
+    half: int,
+    window: int,
+) -> Tensor:
+    """What is read, [batch, time, heads × width]: each query sees `own` and the last `window` keys, its own included.
 
-    Queries [batch, heads, time, width], keys and values [batch, kv_heads, time, width], and of the prefix, where there
-    is one, [kv_heads, persistent, width] each.
+    Queries, keys and values lie side by side in qkv [batch, time, (heads + 2 × kv_heads) × width]; so do, in `said`
+    [batch, time, 2 × kv_heads × width], keys and values of a second row that is seen like the first. Own keys and
+    values are [kv_heads, persistent, width], of which there may be none. Turns [2, places, width] are as
+    `rotary.tables` has them, for pairs `half` apart.
     """
     # Triton is needed where it is used alone.
     from lockstep.kernels.attention.operator import window as windowed
 
-    own = prefix or (keys.new_empty(keys.shape[1], 0, keys.shape[3]),) * 2
-    given = (x.to(queries.dtype) for x in (keys, values, *own))
-    mixed: Tensor = windowed(queries, *given, window)[0]
-    return mixed
+    second = None if said is None else said.to(qkv.dtype)
+    reads: Tensor = windowed(qkv, second, own[0].to(qkv.dtype), own[1].to(qkv.dtype), turns, half, window)[0]
+    return reads

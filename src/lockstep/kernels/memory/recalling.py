@@ -1,7 +1,8 @@
 """What a standing memory of two matrices says to queries, and the adjoints of that; nothing is written.
 
-Tokens are taken as a model has them, [batch, time, heads × width], so that a head is a column of tiles and nothing is
-put in another order. Between the two ways nothing is kept but these and the matrices as products take them. On the way
+Queries are taken where they lie, [batch, heads, time, width] in whatever order, a piece of a longer text too; reads are
+left as a model goes on with them, [batch, time, heads × width]. Descriptors know both, so that nothing is put in
+another order. Between the two ways nothing is kept but the queries and the matrices as products take them. On the way
 back all tiles go side by side to the queries, and leave the adjoints of what the second matrix said; then a program
 walks the tiles of a row and adds up the adjoints of a block of hidden units.
 """
@@ -20,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lockstep.kernels.memory.activations import activate, activated_and_slope, slope_of
 from lockstep.kernels.memory.heads import normalised, said, through_norm
 from lockstep.kernels.memory.launches import BLOCK, sheet
-from lockstep.kernels.memory.tiles import added, place, product
+from lockstep.kernels.memory.tiles import added, loaded, place, product, stored
 from lockstep.kernels.record import record
 
 NAME = "recall"
@@ -53,11 +54,11 @@ def answered(
 
 @triton.jit
 def recall_kernel(
-    queries: tl.tensor_descriptor,  # [batch, time, heads × WIDTH]
+    queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     matrices: tl.tensor_descriptor,  # [rows × 2 × WIDTH, HIDDEN]
     gain: tl.tensor,  # [heads, WIDTH]
     shift: tl.tensor,
-    reads: tl.tensor_descriptor,  # [batch, time, heads × WIDTH]
+    reads: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]: what comes out
     heads: int,
     tiles: int,
     TOKENS: tl.constexpr,
@@ -70,25 +71,25 @@ def recall_kernel(
     PRECISION: tl.constexpr,
 ) -> None:
     """One program is one tile of tokens of one row."""
-    row, token = tl.program_id(0) // tiles, (tl.program_id(0) % tiles) * TOKENS
-    sample, column = row // heads, (row % heads) * WIDTH
-    query = queries.load([sample, token, column]).reshape(TOKENS, WIDTH)
+    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    sample, head = row // heads, row % heads
+    query = loaded(queries, sample, head, tile, TOKENS)
     answer = answered(query, matrices, row * 2 * WIDTH, WIDTH, BLOCK, SPLIT, ACTIVATION, PRECISION)
-    wide = column + tl.arange(0, WIDTH)
+    wide = head * WIDTH + tl.arange(0, WIDTH)
     g = tl.load(gain + wide)[None, :] if NORM else 1.0
     s = tl.load(shift + wide)[None, :] if NORM else 0.0
     normal, _ = normalised(answer, NORM, 1)
     read = said(normal, query.to(tl.float32), g, s, NORM, RESIDUAL)
-    reads.store([sample, token, column], read.to(query.dtype).reshape(1, TOKENS, WIDTH))
+    stored(reads, read, sample, head, tile * TOKENS)
 
 
 @triton.jit
 def recall_backward_kernel(
-    queries: tl.tensor_descriptor,  # [batch, time, heads × WIDTH]
+    queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     reads_bar: tl.tensor_descriptor,
     matrices: tl.tensor_descriptor,  # [rows × 2 × WIDTH, HIDDEN]
     gain: tl.tensor,  # [heads, WIDTH]
-    answers_bar: tl.tensor_descriptor,  # [batch, time, heads × WIDTH]; what follows is what comes out
+    answers_bar: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]; what follows is what comes out
     queries_bar: tl.tensor_descriptor,
     gain_bar: tl.tensor,  # [rows, tiles, WIDTH]
     shift_bar: tl.tensor,
@@ -104,19 +105,19 @@ def recall_backward_kernel(
     PRECISION: tl.constexpr,
 ) -> None:
     """One program is one tile of tokens of one row: the adjoints of its answers and of its queries."""
-    row, token = tl.program_id(0) // tiles, (tl.program_id(0) % tiles) * TOKENS
-    sample, column, first = row // heads, (row % heads) * WIDTH, row * 2 * WIDTH
-    query = queries.load([sample, token, column]).reshape(TOKENS, WIDTH)
-    bar = reads_bar.load([sample, token, column]).reshape(TOKENS, WIDTH).to(tl.float32)
+    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    sample, head, first = row // heads, row % heads, row * 2 * WIDTH
+    query = loaded(queries, sample, head, tile, TOKENS)
+    bar = loaded(reads_bar, sample, head, tile, TOKENS).to(tl.float32)
     if NORM:
         answer = answered(query, matrices, first, WIDTH, BLOCK, SPLIT, ACTIVATION, PRECISION)
         normal, scale = normalised(answer, NORM, 1)
         wide = tl.arange(0, WIDTH)
         tl.store(gain_bar + tl.program_id(0) * WIDTH + wide, tl.sum(bar * normal, axis=0))
         tl.store(shift_bar + tl.program_id(0) * WIDTH + wide, tl.sum(bar, axis=0))
-        bar = through_norm(bar * tl.load(gain + column + wide)[None, :], normal, scale, NORM, 1)
+        bar = through_norm(bar * tl.load(gain + head * WIDTH + wide)[None, :], normal, scale, NORM, 1)
     answer_bar = bar.to(query.dtype)
-    answers_bar.store([sample, token, column], answer_bar.reshape(1, TOKENS, WIDTH))
+    stored(answers_bar, answer_bar, sample, head, tile * TOKENS)
     query_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
     for part in tl.static_range(SPLIT):
         unit = part * BLOCK
@@ -125,13 +126,13 @@ def recall_backward_kernel(
         back *= slope_of(product(query, held, PRECISION), ACTIVATION)
         query_bar = added(query_bar, back.to(query.dtype), tl.trans(held), PRECISION)
     if RESIDUAL:
-        query_bar += reads_bar.load([sample, token, column]).reshape(TOKENS, WIDTH)
-    queries_bar.store([sample, token, column], query_bar.to(query.dtype).reshape(1, TOKENS, WIDTH))
+        query_bar += loaded(reads_bar, sample, head, tile, TOKENS)
+    stored(queries_bar, query_bar, sample, head, tile * TOKENS)
 
 
 @triton.jit
 def recall_matrices_kernel(
-    queries: tl.tensor_descriptor,  # [batch, time, heads × WIDTH]
+    queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     answers_bar: tl.tensor_descriptor,
     matrices: tl.tensor_descriptor,  # [rows × 2 × WIDTH, HIDDEN]
     matrices_bar: tl.tensor,  # [rows, groups, 2, WIDTH, HIDDEN] in 32 bits: what comes out
@@ -147,15 +148,15 @@ def recall_matrices_kernel(
 ) -> None:
     """One program is `span` tiles of one row and one block of hidden units. Both first operands come from memory."""
     group, unit = tl.program_id(0) // SPLIT, (tl.program_id(0) % SPLIT) * BLOCK
-    row, start = group // groups, (group % groups) * span * TOKENS
-    sample, column = row // heads, (row % heads) * WIDTH
+    row, start = group // groups, (group % groups) * span
+    sample, head = row // heads, row % heads
     HIDDEN: tl.constexpr = BLOCK * SPLIT
     held, held_2 = matrices.load([row * 2 * WIDTH, unit]), matrices.load([row * 2 * WIDTH + WIDTH, unit])
     first = tl.zeros([WIDTH, BLOCK], tl.float32)
     second = tl.zeros([WIDTH, BLOCK], tl.float32)
     for i in range(span):
-        query = queries.load([sample, start + i * TOKENS, column]).reshape(TOKENS, WIDTH)
-        answer_bar = answers_bar.load([sample, start + i * TOKENS, column]).reshape(TOKENS, WIDTH)
+        query = loaded(queries, sample, head, start + i, TOKENS)
+        answer_bar = loaded(answers_bar, sample, head, start + i, TOKENS)
         x, slope = activated_and_slope(product(query, held, PRECISION), ACTIVATION)
         back = product(answer_bar, held_2, PRECISION) * slope
         first = added(first, tl.trans(query), back.to(query.dtype), PRECISION)
@@ -168,22 +169,25 @@ def recall_matrices_kernel(
 class Asked(NamedTuple):
     """One call."""
 
-    queries: Tensor  # [batch, time, heads × width], `reachable`
+    queries: Tensor  # [batch, heads, time, width], `reachable`
     matrices: Tensor  # [rows, 2, width, hidden], the second turned, in the queries' precision
     gain: Tensor | None  # [heads, width]; without it there is no norm
-    heads: int
     residual: bool
     activation: str
 
     @property
+    def heads(self) -> int:
+        return self.queries.shape[1]
+
+    @property
     def tokens(self) -> int:
         """Of a tile: the time is a whole number of them."""
-        return math.gcd(self.queries.shape[1], TILE)
+        return math.gcd(self.queries.shape[2], TILE)
 
     @property
     def tiles(self) -> int:
         """Of a row."""
-        return self.queries.shape[1] // self.tokens
+        return self.queries.shape[2] // self.tokens
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -201,8 +205,8 @@ class Asked(NamedTuple):
         return self.memory | {"NORM": self.gain is not None, "RESIDUAL": self.residual, "num_stages": 1}
 
     def sheets(self, *tensors: Tensor) -> list[TensorDescriptor]:
-        """[batch, time, heads × width], some tokens of a head a tile."""
-        shape = [1, self.tokens, self.matrices.shape[2]]
+        """[batch, heads, time, width], some tokens of a head a tile."""
+        shape = [1, 1, self.tokens, self.matrices.shape[2]]
         return [TensorDescriptor.from_tensor(x, shape) for x in tensors]
 
     def matrix_sheet(self) -> TensorDescriptor:
@@ -217,6 +221,12 @@ def reachable(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def heads_apart(tokens: Tensor, heads: int) -> Tensor:
+    """Tokens [batch, time, heads × width], where they lie, as [batch, heads, time, width]."""
+    apart: Tensor = tokens.unflatten(2, (heads, -1)).transpose(1, 2)
+    return apart
+
+
 def as_operands(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """Matrices [rows, width, hidden] and [rows, hidden, width], of any strides, as [rows, 2, width, hidden]."""
     operands = first.new_empty(first.shape[0], 2, *first.shape[1:], dtype=dtype)
@@ -227,14 +237,15 @@ def as_operands(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
 
 def forward(asked: Asked, shift: Tensor | None) -> Tensor:
     """Reads, [batch, time, heads × width]."""
-    reads = asked.queries.new_empty(asked.queries.shape)
+    batch, heads, time, width = asked.queries.shape
+    reads = asked.queries.new_empty(batch, time, heads * width)
     recall_kernel[(asked.matrices.shape[0] * asked.tiles,)](
         *asked.sheets(asked.queries),
         asked.matrix_sheet(),
         asked.gain,
         shift,
-        *asked.sheets(reads),
-        asked.heads,
+        *asked.sheets(heads_apart(reads, heads)),
+        heads,
         asked.tiles,
         **asked.constants,
     )
@@ -242,13 +253,13 @@ def forward(asked: Asked, shift: Tensor | None) -> Tensor:
 
 
 def backward(asked: Asked, reads_bar: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Adjoints of queries, of matrices in 32 bits, and of gain and shift, [2, heads, width]."""
+    """Adjoints of queries, in one piece, of matrices in 32 bits, and of gain and shift, [2, heads, width]."""
     rows, _, width, _ = asked.matrices.shape
     queries_bar, answers_bar = (asked.queries.new_empty(asked.queries.shape) for _ in range(2))
     samples = 0 if asked.gain is None else rows // asked.heads
     lent_bar = asked.matrices.new_empty(2, samples, asked.heads, asked.tiles, width, dtype=torch.float32)
     recall_backward_kernel[(rows * asked.tiles,)](
-        *asked.sheets(asked.queries, reads_bar),
+        *asked.sheets(asked.queries, heads_apart(reads_bar, asked.heads)),
         asked.matrix_sheet(),
         asked.gain,
         *asked.sheets(answers_bar, queries_bar),
@@ -278,7 +289,7 @@ def through_matrices(asked: Asked, answers_bar: Tensor) -> Tensor:
     return sums[:, 0] if groups == 1 else sums.sum(1)
 
 
-SETTING = "int heads, bool residual, str activation"
+SETTING = "bool residual, str activation"
 
 
 @torch.library.custom_op(
@@ -290,7 +301,10 @@ SETTING = "int heads, bool residual, str activation"
 def recall(
     queries: Tensor, first: Tensor, second: Tensor, gain: Tensor | None, shift: Tensor | None, *setting: Any
 ) -> tuple[Tensor, Tensor]:
-    """Reads [batch, time, heads × width] and what the way back needs; the matrices are as `as_operands` takes them."""
+    """Of queries [batch, heads, time, width] the reads [batch, time, heads × width], and what the way back needs.
+
+    The matrices are as `as_operands` takes them.
+    """
     record(NAME)
     matrices = as_operands(first, second, queries.dtype)
     return forward(Asked(reachable(queries), matrices, gain, *setting), shift), matrices
@@ -298,7 +312,8 @@ def recall(
 
 @recall.register_fake
 def _(queries: Tensor, first: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return queries.new_empty(queries.shape), queries.new_empty(first.shape[0], 2, *first.shape[1:])
+    batch, heads, time, width = queries.shape
+    return queries.new_empty(batch, time, heads * width), queries.new_empty(first.shape[0], 2, *first.shape[1:])
 
 
 @torch.library.custom_op(
@@ -314,10 +329,8 @@ def recall_backward(
 
 
 @recall_backward.register_fake
-def _(
-    queries: Tensor, matrices: Tensor, gain: Tensor | None, reads_bar: Tensor, heads: int, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    lent_bar = matrices.new_empty(2, heads, matrices.shape[2], dtype=torch.float32)
+def _(queries: Tensor, matrices: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    lent_bar = matrices.new_empty(2, queries.shape[1], matrices.shape[2], dtype=torch.float32)
     return queries.new_empty(queries.shape), torch.empty_like(matrices, dtype=torch.float32), lent_bar
 
 

@@ -49,3 +49,15 @@ def place(stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.te
 def turned(stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
     """The same offsets as a tile [COLUMNS, ROWS]."""
     return tl.arange(0, ROWS)[None, :] * stride + tl.arange(0, COLUMNS)[:, None]
+
+
+@triton.jit
+def loaded(tokens: tl.tensor_descriptor, sample: int, head: int, tile: int, TOKENS: tl.constexpr) -> tl.tensor:
+    """A tile [TOKENS, WIDTH] of a tensor [batch, heads, time, WIDTH]."""
+    return tokens.load([sample, head, tile * TOKENS, 0]).reshape(TOKENS, tokens.block_shape[3])
+
+
+@triton.jit
+def stored(tokens: tl.tensor_descriptor, tile: tl.tensor, sample: int, head: int, first: int) -> None:
+    """The way back, in the tensor's precision."""
+    tokens.store([sample, head, first, 0], tile.to(tokens.dtype).reshape(tokens.block_shape))

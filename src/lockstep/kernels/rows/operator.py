@@ -18,6 +18,8 @@ SPAN = 64
 """Tokens that a walker goes through, at most."""
 STEPS = 4
 """Tokens that are loaded at once for a walker."""
+PROGRAMS = 1024
+"""Of a launch, at least, where the text has tokens for them: with a few hundred, much of a large device is idle."""
 WARPS = 4
 
 
@@ -42,8 +44,12 @@ class Projections(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Tokens of a walker, a multiple of STEPS: as few as possible of a short text."""
-        return min(SPAN, STEPS * -(-self.projected.shape[1] // (STEPS * self.walkers)))
+        """Tokens of a walker, a multiple of STEPS: as many as leave enough programs, and no more than there are."""
+        batch, time, _ = self.projected.shape
+        tiles = -(-PROGRAMS // (batch * self.heads))
+        # One program goes through the text; or, of so many, the last still has a token to itself.
+        steps = -(-time // (STEPS * self.walkers)) if tiles == 1 else (time - 1) // (STEPS * self.walkers * (tiles - 1))
+        return STEPS * min(max(steps, 1), SPAN // STEPS)
 
     @property
     def tiles(self) -> int:

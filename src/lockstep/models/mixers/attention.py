@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend, attend_in, skips
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.sight import Sight
-from lockstep.models.rotary import rotate
+from lockstep.models.rotary import rotate, tables
 
 POSITION_BYTES = 8
 
@@ -85,12 +86,17 @@ class Attention(Mixer):
         time = x.shape[1]
         positions = torch.arange(time, device=x.device)
         below = self.max_length if time <= self.max_length else None
-        queries, keys, values = self.project(x, positions[None], below)
+        qkv = self.qkv(x)
         window = time if self.window is None else min(self.window, time)
-        if self.persistent is None and window == time:
+        whole = self.persistent is None and window == time
+        if not whole and self.by_kernel(qkv):
+            return self.at_once(qkv, None, self.prefix(), window, max(time, self.max_length))
+        queries, keys, values = self.apart(qkv, positions[None], below)
+        if whole:
             return self.merge(self.attend(queries, keys, values, is_causal=self.causal))
         if self.skips(queries, keys, values):
-            return self.merge(self.at_once(queries, keys, values, window))
+            sight = Sight(1, window, time)
+            return self.merge(attend_in(sight, queries, *self.before_prefix(keys, values, self.prefix())))
         if window < time:
             return self.merge(self.in_blocks(queries, keys, values, window))
         mask = self.visible(positions, positions)[None]
@@ -139,13 +145,23 @@ class Attention(Mixer):
         kept = KeyValueCache(keys[:, :, -window:].clone(), values[:, :, -window:].clone(), position, cache.prefix)
         return keys, values, torch.cat((past, positions), dim=1), kept
 
-    def at_once(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
-        """Windowed attention by a kernel that leaves out what is not seen."""
-        prefix = self.prefix()
-        if kernels.takes(queries, prefix[0].shape[1] if prefix else 0):
-            return kernels.run(queries, keys, values, prefix, window)
-        sight = Sight(1, window, keys.shape[2])
-        return attend_in(sight, queries, *self.before_prefix(keys, values, prefix))
+    def by_kernel(self, qkv: Tensor) -> bool:
+        """Whether our kernel takes these projections as they are."""
+        persistent = 0 if self.persistent is None else self.persistent.num_embeddings
+        return self.causal and kernels.takes(qkv, self.head_dim, persistent) and self.skips(qkv, qkv, qkv)
+
+    def at_once(self, qkv: Tensor, said: Tensor | None, prefix: Prefix, window: int, below: int) -> Tensor:
+        """Attention [batch, time, dim] from projections by our kernel, from the first of fewer than `below` places on.
+
+        In `said` are keys and values of a second row, [batch, time, 2 × kv_heads × head_dim], turned as the first.
+        """
+        own = prefix or (qkv.new_empty(self.kv_heads, 0, self.head_dim),) * 2
+        if self.rope_theta is None or not self.rotary_dim:
+            return kernels.run(qkv, said, own, None, 0, window)
+        from lockstep.models.mixers.prepared import prepared
+
+        turns = prepared(tables, operator.index(below), self.head_dim, self.rotary_dim, self.rope_theta, qkv.device)
+        return kernels.run(qkv, said, own, turns, self.rotary_dim // 2, window)
 
     def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
         """Windowed attention in blocks as long as the window: each sees itself and the one before, no more."""

@@ -42,12 +42,12 @@ class Rows(NamedTuple):
     """What tokens bring to their segment, all projected before any of it is run."""
 
     qkv: Tensor  # [batch, time, 3 × dim]
-    asking: Tensor | None  # [batch, time, dim], of the queries to the standing memory
+    asking: Tensor | None  # [batch, heads, time, head_dim], the queries to the standing memory
     inside: Tensor  # [batch, time], the place in the segment
 
     def split(self, sizes: list[int]) -> list[Rows]:
         """Piece by piece."""
-        asking = [None] * len(sizes) if self.asking is None else self.asking.split(sizes, dim=1)
+        asking = [None] * len(sizes) if self.asking is None else self.asking.split(sizes, dim=2)
         parts = zip(self.qkv.split(sizes, dim=1), asking, self.inside.split(sizes, dim=1), strict=True)
         return [Rows(*part) for part in parts]
 
@@ -87,13 +87,25 @@ class MemoryAsContext(Mixer):
     def output(self) -> nn.Linear:
         return self.attention.output
 
+    def forward(self, x: Tensor, state: ContextState | None = None) -> Tensor:
+        if state is not None or x.shape[1] % self.segment:
+            return self.step(x, state)[0]
+        # No segment stays open, so that there is no need of room for one.
+        mixed: Tensor = self.run(x, self.opened(x.shape[0], 0), 0)[0]
+        return mixed
+
+    def step(self, x: Tensor, state: ContextState | None) -> tuple[Tensor, ContextState]:
+        if state is None:
+            return self.run(x, self.initial_state(x.shape[0]), 0)  # type: ignore[no-any-return] # see there
+        return self.run(x, state, state.position)  # type: ignore[no-any-return] # see there
+
     # One after the other, segments are compiled as one: a graph of all would take minutes for a long text.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator] # torch leaves it untyped
-    def step(self, x: Tensor, state: ContextState | None) -> tuple[Tensor, ContextState]:
-        position: int | Tensor = 0 if state is None else state.position
-        state = self.initial_state(x.shape[0]) if state is None else state
+    def run(self, x: Tensor, state: ContextState, position: Tensor | int) -> tuple[Tensor, ContextState]:
+        """`step`, from where all samples stand, if that is known."""
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
-        rows = self.rows(x, inside)
+        rows, tail = self.rows(x, inside, state.tail)
+        state = state._replace(tail=tail)
         pinned = (state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]) if self.persistent else ()
         pieces = list(self.pieces(position, x.shape[1], x.device))
         sizes = [piece.size for piece in pieces]
@@ -104,9 +116,10 @@ class MemoryAsContext(Mixer):
             reads.append(said)
         return self.joined(attended, reads), state
 
-    def rows(self, x: Tensor, inside: Tensor) -> Rows:
-        asking = None if self.memory is None else F.linear(x, self.memory.qkv.weight[: self.dim])
-        return Rows(self.attention.qkv(x), asking, inside)
+    def rows(self, x: Tensor, inside: Tensor, tail: Tail) -> tuple[Rows, Tail]:
+        """What the tokens bring, and the tail after them."""
+        asking, tail = (None, ()) if self.memory is None else self.memory.asking(x, tail)
+        return Rows(self.attention.qkv(x), asking, inside), tail
 
     def pieces(self, position: Tensor | int, time: int, device: torch.device) -> Iterator[Piece]:
         """Cut the time where a segment begins in any sample."""
@@ -150,18 +163,22 @@ class MemoryAsContext(Mixer):
 
     def attend(self, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState) -> tuple[Tensor, ContextState]:
         """Attention inside the segment [batch, time, dim], with its keys and values after these tokens."""
+        whole = phase == 0 and rows.inside.shape[1] == self.segment
+        if whole and self.attention.by_kernel(rows.qkv):
+            said = None if rows.asking is None else never_kept(self.said, rows.asking, state.standing)
+            # Those of one sample are those of all.
+            own = (pinned[0][0], pinned[1][0]) if pinned else ()
+            return self.attention.at_once(rows.qkv, said, own, self.segment, self.segment), state
         if phase == 0:
             # Nothing of the segment lies in the cache yet, and nothing need be put there if it ends here.
-            heads, tail = never_kept(self.context, rows, state.tail, state.standing, pinned)
-            if rows.inside.shape[1] < self.segment:
-                state = self.put(state, heads.keys, heads.values, rows.inside)
-            return self.from_start(heads), state._replace(tail=tail)
-        heads, tail = never_kept(self.context, rows, state.tail, state.standing, ())
+            heads = never_kept(self.context, rows, state.standing, pinned)
+            return self.from_start(heads), state if whole else self.put(state, heads.keys, heads.values, rows.inside)
+        heads = never_kept(self.context, rows, state.standing, ())
         state = self.put(state, heads.keys, heads.values, rows.inside)
         seen = rows.inside[:, :, None] >= torch.arange(self.segment, device=rows.inside.device).repeat(self.contexts)
         mask = F.pad(seen, (self.persistent, 0), value=True)
         attended = self.attention.attend(heads.queries, state.keys, state.values, mask[:, None])
-        return self.attention.merge(attended), state._replace(tail=tail)
+        return self.attention.merge(attended), state
 
     def from_start(self, heads: Heads) -> Tensor:
         """Attention [batch, time, dim] of the first tokens of a segment; whole segments all look alike."""
@@ -173,20 +190,22 @@ class MemoryAsContext(Mixer):
         mask = F.pad(seen, (0, self.persistent), value=True)
         return self.attention.merge(self.attention.attend(*heads, mask[None, None]))
 
-    def context(self, rows: Rows, tail: Tail, standing: Weights, pinned: Prefix) -> tuple[Heads, Tail]:
-        """Keys and values of what the standing memory says to the tokens, of the tokens, of those that are pinned.
+    def said(self, asking: Tensor, standing: Weights) -> Tensor:
+        """Keys and values of what the standing memory says, side by side: [batch, time, 2 × dim], not turned."""
+        assert self.memory is not None
+        assert self.read_norm is not None
+        reads = normed(self.read_norm, self.memory.recall(asking, standing))
+        return F.linear(reads, self.attention.qkv.weight[self.dim :])
 
-        The tail is that of the queries to the memory, after these tokens.
-        """
+    def context(self, rows: Rows, standing: Weights, pinned: Prefix) -> Heads:
+        """Keys and values of what the standing memory says to the tokens, of the tokens, of those that are pinned."""
         queries, keys, values = self.attention.apart(rows.qkv, rows.inside, self.segment)
-        if self.memory is not None and self.read_norm is not None and rows.asking is not None:
-            asking, tail = self.memory.query_rows(rows.asking, tail)
-            reads = normed(self.read_norm, self.memory.recall(asking, standing))
-            pair = F.linear(reads, self.attention.qkv.weight[self.dim :]).unflatten(-1, (2, self.attention.heads, -1))
+        if rows.asking is not None:
+            pair = self.said(rows.asking, standing).unflatten(-1, (2, self.attention.heads, -1))
             said = pair.permute(2, 0, 3, 1, 4)
             turned = self.attention.turned(said[0], rows.inside, self.segment)
             keys, values = torch.cat((turned, keys), dim=2), torch.cat((said[1], values), dim=2)
-        return Heads(queries, *self.attention.before_prefix(keys, values, pinned)), tail
+        return Heads(queries, *self.attention.before_prefix(keys, values, pinned))
 
     def put(self, state: ContextState, keys: Tensor, values: Tensor, inside: Tensor) -> ContextState:
         """The state with keys and values at their places in the segment; what is pinned, at their end, it has."""
@@ -207,7 +226,11 @@ class MemoryAsContext(Mixer):
         return tuple(torch.where(ended, new, old) for new, old in zip(held, standing, strict=True))
 
     def initial_state(self, batch: int, capacity: int | None = None) -> ContextState:
-        shape = (batch, self.attention.heads, self.contexts * self.segment, self.attention.head_dim)
+        return self.opened(batch, self.contexts * self.segment)
+
+    def opened(self, batch: int, slots: int) -> ContextState:
+        """The state before the first token, with room for keys of a segment."""
+        shape = (batch, self.attention.heads, slots, self.attention.head_dim)
         position = torch.zeros(batch, dtype=torch.int64, device=self.like.device)
         prefix = self.attention.prefix() or (self.zeros(*shape)[0, :, :0],) * 2
         caches = [torch.cat((part.expand(batch, -1, -1, -1), self.zeros(*shape)), dim=2) for part in prefix]
