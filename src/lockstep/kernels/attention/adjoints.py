@@ -15,6 +15,7 @@ from lockstep.kernels.attention.reads import (
     OWN,
     among_own,
     among_seen,
+    first_seen,
     in_part,
     own_tokens,
 )
@@ -25,10 +26,10 @@ from lockstep.kernels.memory.tiles import added, loaded, place, product, stored
 def of_own(
     own_key: tl.tensor,  # [OWN, WIDTH]
     own_value: tl.tensor,
-    query: tl.tensor,  # [TOKENS, WIDTH]
-    bar: tl.tensor,  # [TOKENS, WIDTH]: of what the queries read
-    total: tl.tensor,  # [TOKENS]
-    common: tl.tensor,  # [TOKENS]
+    query: tl.tensor,  # [QUERIES, WIDTH]
+    bar: tl.tensor,  # [QUERIES, WIDTH]: of what the queries read
+    total: tl.tensor,  # [QUERIES]
+    common: tl.tensor,  # [QUERIES]
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -43,7 +44,7 @@ def of_own(
 
 @triton.jit
 def through_row(
-    query_bar: tl.tensor,  # [TOKENS, WIDTH]
+    query_bar: tl.tensor,  # [QUERIES, WIDTH]
     query: tl.tensor,
     bar: tl.tensor,
     keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
@@ -52,21 +53,22 @@ def through_row(
     kv_head: int,
     tile: int,
     window: int,
-    total: tl.tensor,  # [TOKENS]
-    common: tl.tensor,  # [TOKENS]
+    total: tl.tensor,  # [QUERIES]
+    common: tl.tensor,  # [QUERIES]
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
     """Adjoints of queries, up to a factor, with those by all keys of a row that they see."""
-    TOKENS: tl.constexpr = query.shape[0]
-    places = tl.arange(0, TOKENS)
-    for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
-        ahead = (tile - step) * TOKENS
-        key = loaded(keys, sample, kv_head, step, TOKENS)
+    QUERIES: tl.constexpr = query.shape[0]
+    KEYS: tl.constexpr = keys.block_shape[2]
+    places, theirs = tl.arange(0, QUERIES)[:, None], tl.arange(0, KEYS)[None, :]
+    for step in range(first_seen(tile * QUERIES, window, KEYS), tl.cdiv((tile + 1) * QUERIES, KEYS)):
+        ahead = tile * QUERIES - step * KEYS
+        key = loaded(keys, sample, kv_head, step, KEYS)
         scores = product(query, tl.trans(key), PRECISION)
-        if in_part(ahead, window, TOKENS):
-            scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
-        value = loaded(values, sample, kv_head, step, TOKENS)
+        if in_part(ahead, window, QUERIES, KEYS):
+            scores = among_seen(scores, ahead + places - theirs, window)
+        value = loaded(values, sample, kv_head, step, KEYS)
         weights_bar = product(bar, tl.trans(value), PRECISION)
         scores_bar = tl.exp2(scores * SCALE - total[:, None]) * (weights_bar - common[:, None])
         query_bar = added(query_bar, scores_bar.to(query.dtype), key, PRECISION)
@@ -84,17 +86,17 @@ def window_queries_kernel(
     own_values: tl.tensor,
     reads: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     reads_bar: tl.tensor_descriptor,
-    totals: tl.tensor,  # [batch, heads, tiles × TOKENS]
+    totals: tl.tensor,  # [batch, heads, room]
     queries_bar: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]; what follows is what comes out
     own_bar: tl.tensor,  # [batch, heads, tiles, 2, PERSISTENT, WIDTH] in 32 bits: of keys and of values
-    shared: tl.tensor,  # [batch, heads, tiles × TOKENS]: what all scores of a query have in common
+    shared: tl.tensor,  # [batch, heads, room]: what all scores of a query have in common
     rows: int,
     heads: int,
     tiles: int,
+    room: int,
     window: int,
     GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr,
-    TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -104,15 +106,15 @@ def window_queries_kernel(
     kv_head = head // GROUP
     ROOT: tl.constexpr = WIDTH**-0.5
     SCALE: tl.constexpr = ROOT * LOG2_E
-    spot = row * tiles + tile
-    line = spot * TOKENS + tl.arange(0, TOKENS)
-    query = loaded(queries, sample, head, tile, TOKENS)
-    bar = loaded(reads_bar, sample, head, tile, TOKENS)
-    read = loaded(reads, sample, head, tile, TOKENS)
+    QUERIES: tl.constexpr = queries.block_shape[2]
+    line = row * room + tile * QUERIES + tl.arange(0, QUERIES)
+    query = loaded(queries, sample, head, tile, QUERIES)
+    bar = loaded(reads_bar, sample, head, tile, QUERIES)
+    read = loaded(reads, sample, head, tile, QUERIES)
     total = tl.load(totals + line)
     common = tl.sum(read.to(tl.float32) * bar.to(tl.float32), axis=1)
     tl.store(shared + line, common)
-    query_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
+    query_bar = tl.zeros([QUERIES, WIDTH], tl.float32)
     if PERSISTENT:
         own_key = own_tokens(own_keys, kv_head, PERSISTENT, WIDTH)
         own_value = own_tokens(own_values, kv_head, PERSISTENT, WIDTH)
@@ -123,7 +125,7 @@ def window_queries_kernel(
         query_bar = added(query_bar, own_scores_bar, own_key, PRECISION)
         key_bar, value_bar = of_own(own_key, own_value, query, bar, total, common, SCALE, PRECISION)
         there = tl.arange(0, OWN)[:, None] < PERSISTENT
-        own_bar += spot.to(tl.int64) * 2 * PERSISTENT * WIDTH + place(WIDTH, OWN, WIDTH)
+        own_bar += (row * tiles + tile).to(tl.int64) * 2 * PERSISTENT * WIDTH + place(WIDTH, OWN, WIDTH)
         tl.store(own_bar, key_bar * ROOT, mask=there)
         tl.store(own_bar + PERSISTENT * WIDTH, value_bar, mask=there)
     if said_keys is not None:
@@ -145,7 +147,7 @@ def window_queries_kernel(
     query_bar = through_row(
         query_bar, query, bar, keys, values, sample, kv_head, tile, window, total, common, SCALE, PRECISION
     )
-    stored(queries_bar, query_bar * ROOT, sample, head, tile * TOKENS)
+    stored(queries_bar, query_bar * ROOT, sample, head, tile * QUERIES)
 
 
 @triton.jit
@@ -154,16 +156,17 @@ def window_keys_kernel(
     keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
     values: tl.tensor_descriptor,
     reads_bar: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
-    totals: tl.tensor,  # [batch, heads, tiles × TOKENS]
+    totals: tl.tensor,  # [batch, heads, room]
     shared: tl.tensor,
     keys_bar: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]; what follows is what comes out
     values_bar: tl.tensor_descriptor,
     rows: int,
     kv_heads: int,
     tiles: int,
+    room: int,
     window: int,
+    time: int,
     GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -175,26 +178,29 @@ def window_keys_kernel(
     sample, kv_head = row // kv_heads, row % kv_heads
     ROOT: tl.constexpr = WIDTH**-0.5
     SCALE: tl.constexpr = ROOT * LOG2_E
-    places = tl.arange(0, TOKENS)
-    key = loaded(keys, sample, kv_head, tile, TOKENS)
-    value = loaded(values, sample, kv_head, tile, TOKENS)
-    key_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
-    value_bar = tl.zeros([TOKENS, WIDTH], tl.float32)
-    seeing = tl.minimum(tl.cdiv(window - 1, TOKENS) + 1, tiles - tile)
+    QUERIES: tl.constexpr = queries.block_shape[2]
+    KEYS: tl.constexpr = keys.block_shape[2]
+    places, theirs = tl.arange(0, QUERIES)[None, :], tl.arange(0, KEYS)[:, None]
+    key = loaded(keys, sample, kv_head, tile, KEYS)
+    value = loaded(values, sample, kv_head, tile, KEYS)
+    key_bar = tl.zeros([KEYS, WIDTH], tl.float32)
+    value_bar = tl.zeros([KEYS, WIDTH], tl.float32)
+    first = tile * KEYS // QUERIES
+    seeing = tl.cdiv(tl.minimum((tile + 1) * KEYS + window - 1, time), QUERIES) - first
     # One loop through the heads of a group as well: two, one in the other, would take more registers.
     for step in range(GROUP * seeing):
-        member, later = step // seeing, step % seeing
-        query = loaded(queries, sample, kv_head * GROUP + member, tile + later, TOKENS)
-        bar = loaded(reads_bar, sample, kv_head * GROUP + member, tile + later, TOKENS)
-        line = ((row * GROUP + member) * tiles + tile + later) * TOKENS + places
+        member, later = step // seeing, first + step % seeing
+        query = loaded(queries, sample, kv_head * GROUP + member, later, QUERIES)
+        bar = loaded(reads_bar, sample, kv_head * GROUP + member, later, QUERIES)
+        line = (row * GROUP + member) * room + later * QUERIES + tl.arange(0, QUERIES)
         scores = product(key, tl.trans(query), PRECISION)
-        ahead = later * TOKENS
-        if in_part(ahead, window, TOKENS):
-            scores = among_seen(scores, (ahead + places)[None, :] - places[:, None], window)
+        ahead = later * QUERIES - tile * KEYS
+        if in_part(ahead, window, QUERIES, KEYS):
+            scores = among_seen(scores, ahead + places - theirs, window)
         weights = tl.exp2(scores * SCALE - tl.load(totals + line)[None, :])
         value_bar = added(value_bar, weights.to(key.dtype), bar, PRECISION)
         weights_bar = product(value, tl.trans(bar), PRECISION)
         scores_bar = weights * (weights_bar - tl.load(shared + line)[None, :])
         key_bar = added(key_bar, scores_bar.to(key.dtype), query, PRECISION)
-    stored(keys_bar, key_bar * ROOT, sample, kv_head, tile * TOKENS)
-    stored(values_bar, value_bar, sample, kv_head, tile * TOKENS)
+    stored(keys_bar, key_bar * ROOT, sample, kv_head, tile * KEYS)
+    stored(values_bar, value_bar, sample, kv_head, tile * KEYS)

@@ -19,12 +19,20 @@ from lockstep.kernels.memory.recalling import reachable
 from lockstep.kernels.record import record
 
 NAME = "window"
-TILE = 128
-"""Bytes of a column: 64 queries, or keys, that a program takes at a time.
+class Tiles(NamedTuple):
+    """How many queries and keys meet at a time in a program."""
 
-Of float32 it is 32, too few for the products of Hopper's whose operands may get lost: three passes of them would take
-first operands apart before a loop, and keep the parts in registers.
-"""
+    queries: int
+    keys: int
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+READING = THROUGH_QUERIES = THROUGH_KEYS = Tiles(64, 64)
+"""Tiles of queries are as large or larger in reading: what it leaves of a tile the way back will find."""
+EXACTLY = Tiles(32, 32)
+"""Of float32: too few for the products of Hopper's whose operands may get lost: three passes of them would take first
+operands apart before a loop, and keep the parts in registers."""
 
 
 class Row(NamedTuple):
@@ -62,22 +70,21 @@ class Seen(NamedTuple):
         return self.own_keys.shape[0]
 
     @property
-    def tokens(self) -> int:
-        """Of a tile."""
-        return TILE // self.qkv.element_size()
+    def exact(self) -> bool:
+        return self.qkv.dtype == torch.float32
 
     @property
-    def tiles(self) -> int:
-        """Of a head; the last may be in part."""
-        return -(-self.qkv.shape[1] // self.tokens)
+    def room(self) -> int:
+        """Of a head's queries, the last tile filled."""
+        tile = (EXACTLY if self.exact else READING).queries
+        return -(-self.qkv.shape[1] // tile) * tile
 
-    @property
-    def constants(self) -> dict[str, Any]:
+    def constants(self, tiles: Tiles) -> dict[str, Any]:
         """Of every kernel."""
         # Three passes of the matrix units give 32-bit operands nearly all of their 32 bits.
-        precision = "tf32x3" if self.qkv.dtype == torch.float32 else "tf32"
-        sizes = {"GROUP": self.heads // self.kv_heads, "WIDTH": self.own_keys.shape[2], "TOKENS": self.tokens}
-        return sizes | {"PRECISION": precision, "num_warps": 4, "num_stages": 2}
+        numbers = {"WIDTH": self.own_keys.shape[2], "PRECISION": "tf32x3" if self.exact else "tf32"}
+        speed = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+        return {"GROUP": self.heads // self.kv_heads, **numbers, **speed}
 
     def split(self, x: Tensor) -> list[Tensor]:
         """What turns and what does not, or the like of their adjoints: of [batch, time, channels], the last are not."""
@@ -107,41 +114,40 @@ class Seen(NamedTuple):
         said_keys, said_values = self.split(self.said)
         return queries, row, Row(self.headed(self.turned(said_keys)), self.headed(said_values))
 
-    def sheets(self, *tensors: Tensor) -> list[TensorDescriptor]:
-        """[batch, heads, time, width], some tokens of a head a tile."""
-        return [TensorDescriptor.from_tensor(x, [1, 1, self.tokens, x.shape[3]]) for x in tensors]
+    def places(self, heads: int, tokens: int) -> tuple[int, int, int, int, int]:
+        """What kernels find their work by: rows, heads, tiles of so many tokens, room and window."""
+        return len(self.qkv) * heads, heads, -(-self.qkv.shape[1] // tokens), self.room, self.window
 
-    def row_sheets(self, row: Row | None) -> list[TensorDescriptor] | list[None]:
-        return [None, None] if row is None else self.sheets(*row)
 
-    def places(self, heads: int) -> tuple[int, int, int, int]:
-        """Rows, heads, tiles and window: what kernels find their work by."""
-        return len(self.qkv) * heads, heads, self.tiles, self.window
+def sheets(tokens: int, *tensors: Tensor | None) -> list[TensorDescriptor | None]:
+    """[batch, heads, time, width], so many tokens of a head a tile."""
+    return [None if x is None else TensorDescriptor.from_tensor(x, [1, 1, tokens, x.shape[3]]) for x in tensors]
 
 
 def forward(seen: Seen) -> tuple[Tensor, Tensor]:
     """Reads [batch, time, heads × width], and the logarithms of what the weights of each query add up to."""
-    queries, row, said = seen.compared()
+    (queries, row, said), tiles = seen.compared(), EXACTLY if seen.exact else READING
     reads, totals = rooms(seen)
-    window_kernel[(len(queries) * seen.heads * seen.tiles,)](
-        *seen.sheets(queries, *row),
-        *seen.row_sheets(said),
+    places = seen.places(seen.heads, tiles.queries)
+    window_kernel[(places[0] * places[2],)](
+        *sheets(tiles.queries, queries),
+        *sheets(tiles.keys, *row, *(said or (None, None))),
         seen.own_keys,
         seen.own_values,
-        *seen.sheets(seen.headed(reads)),
+        *sheets(tiles.queries, seen.headed(reads)),
         totals,
-        *seen.places(seen.heads),
+        *places,
         PERSISTENT=seen.own_keys.shape[1],
-        **seen.constants,
+        **seen.constants(tiles),
     )
     return reads, totals
 
 
 def rooms(seen: Seen) -> tuple[Tensor, Tensor]:
-    """For reads, and for a number in 32 bits of each query, and as many more as fill the last tile."""
+    """For reads, and for a number in 32 bits of each query."""
     batch, time, _ = seen.qkv.shape
     reads = seen.qkv.new_empty(batch, time, seen.heads * seen.own_keys.shape[2])
-    return reads, seen.qkv.new_empty(batch, seen.heads, seen.tiles * seen.tokens, dtype=torch.float32)
+    return reads, seen.qkv.new_empty(batch, seen.heads, seen.room, dtype=torch.float32)
 
 
 def backward(seen: Seen, reads: Tensor, totals: Tensor, reads_bar: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,22 +191,23 @@ def through_queries(
     queries_bar: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Adjoints of the persistent tokens, and what is left for the keys; those of the queries are filled in."""
-    shared = torch.empty_like(totals)
-    batch, (kv_heads, persistent, width) = len(queries), seen.own_keys.shape
-    own_bar = totals.new_empty(batch, seen.heads, seen.tiles, 2, persistent, width)
-    window_queries_kernel[(batch * seen.heads * seen.tiles,)](
-        *seen.sheets(queries, *row),
-        *seen.row_sheets(said),
+    shared, tiles = torch.empty_like(totals), EXACTLY if seen.exact else THROUGH_QUERIES
+    kv_heads, persistent, width = seen.own_keys.shape
+    places = seen.places(seen.heads, tiles.queries)
+    own_bar = totals.new_empty(len(queries), seen.heads, places[2], 2, persistent, width)
+    window_queries_kernel[(places[0] * places[2],)](
+        *sheets(tiles.queries, queries),
+        *sheets(tiles.keys, *row, *(said or (None, None))),
         seen.own_keys,
         seen.own_values,
-        *seen.sheets(reads, reads_bar),
+        *sheets(tiles.queries, reads, reads_bar),
         totals,
-        *seen.sheets(queries_bar),
+        *sheets(tiles.queries, queries_bar),
         own_bar,
         shared,
-        *seen.places(seen.heads),
+        *places,
         PERSISTENT=persistent,
-        **seen.constants,
+        **seen.constants(tiles),
     )
     summed = own_bar.unflatten(1, (kv_heads, -1)).sum((0, 2, 3)).transpose(0, 1)
     return summed.to(seen.own_keys.dtype).contiguous(), shared
@@ -210,13 +217,18 @@ def through_keys(
     seen: Seen, queries: Tensor, row: Row, reads_bar: Tensor, totals: Tensor, shared: Tensor, bars: Row
 ) -> None:
     """The adjoints of a row are filled in."""
-    window_keys_kernel[(len(queries) * seen.kv_heads * seen.tiles,)](
-        *seen.sheets(queries, *row, reads_bar),
+    tiles = EXACTLY if seen.exact else THROUGH_KEYS
+    places = seen.places(seen.kv_heads, tiles.keys)
+    window_keys_kernel[(places[0] * places[2],)](
+        *sheets(tiles.queries, queries),
+        *sheets(tiles.keys, *row),
+        *sheets(tiles.queries, reads_bar),
         totals,
         shared,
-        *seen.sheets(*bars),
-        *seen.places(seen.kv_heads),
-        **seen.constants,
+        *sheets(tiles.keys, *bars),
+        *places,
+        seen.qkv.shape[1],
+        **seen.constants(tiles),
     )
 
 

@@ -2,9 +2,8 @@
 
 Beside the keys of the text there may be a second row of as many, which are seen alike: what a memory said.
 
-Tiles are of as many queries as keys, so that those of keys are seen whole but for two or three: that of the queries'
-own places, and those where the window begins. What stands before the text or behind it, descriptors read as zeros and
-do not write.
+Tiles of keys are seen whole but for a few: those of the queries' own places, and those where the window begins. What
+stands before the text or behind it, descriptors read as zeros and do not write.
 
 A tile of queries is the first operand of all its products. It comes by a descriptor and is never changed, so that
 products take it from shared memory: ptxas of CUDA 12.8 to 13.0 forgets registers that a loop wants again.
@@ -36,14 +35,14 @@ def own_tokens(own: tl.tensor, head: int, PERSISTENT: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def among_own(scores: tl.tensor, PERSISTENT: tl.constexpr) -> tl.tensor:
-    """Scores [TOKENS, OWN] of the persistent tokens that there are."""
+    """Scores [QUERIES, OWN] of the persistent tokens that there are."""
     return tl.where(tl.arange(0, OWN)[None, :] < PERSISTENT, scores, float("-inf"))
 
 
 @triton.jit
-def in_part(ahead: int, window: int, TOKENS: tl.constexpr) -> tl.tensor:
+def in_part(ahead: int, window: int, QUERIES: tl.constexpr, KEYS: tl.constexpr) -> tl.tensor:
     """Whether some query of a tile does not see some key of that which begins so many places before."""
-    return (ahead == 0) | (ahead + TOKENS > window)
+    return (ahead < KEYS - 1) | (ahead + QUERIES > window)
 
 
 @triton.jit
@@ -54,11 +53,11 @@ def among_seen(scores: tl.tensor, distance: tl.tensor, window: int) -> tl.tensor
 
 @triton.jit
 def read_on(
-    scores: tl.tensor,  # [TOKENS, keys]
+    scores: tl.tensor,  # [QUERIES, keys]
     value: tl.tensor,  # [keys, WIDTH]
-    top: tl.tensor,  # [TOKENS]: the highest score, as a power of two
-    total: tl.tensor,  # [TOKENS]: sums of powers, relative to the highest
-    read: tl.tensor,  # [TOKENS, WIDTH]: of values, so weighted
+    top: tl.tensor,  # [QUERIES]: the highest score, as a power of two
+    total: tl.tensor,  # [QUERIES]: sums of powers, relative to the highest
+    read: tl.tensor,  # [QUERIES, WIDTH]: of values, so weighted
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -72,8 +71,14 @@ def read_on(
 
 
 @triton.jit
+def first_seen(query: int, window: int, KEYS: tl.constexpr) -> tl.tensor:
+    """The first tile of keys that a query, or one after it, sees."""
+    return tl.maximum(query - window + 1, 0) // KEYS
+
+
+@triton.jit
 def read_row(
-    query: tl.tensor,  # [TOKENS, WIDTH]
+    query: tl.tensor,  # [QUERIES, WIDTH]
     keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
     values: tl.tensor_descriptor,
     sample: int,
@@ -87,14 +92,15 @@ def read_row(
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """As `read_on`, with all keys of a row that this tile of queries sees."""
-    TOKENS: tl.constexpr = query.shape[0]
-    places = tl.arange(0, TOKENS)
-    for step in range(tl.maximum(tile - tl.cdiv(window - 1, TOKENS), 0), tile + 1):
-        ahead = (tile - step) * TOKENS
-        scores = product(query, tl.trans(loaded(keys, sample, kv_head, step, TOKENS)), PRECISION)
-        if in_part(ahead, window, TOKENS):
-            scores = among_seen(scores, (ahead + places)[:, None] - places[None, :], window)
-        value = loaded(values, sample, kv_head, step, TOKENS)
+    QUERIES: tl.constexpr = query.shape[0]
+    KEYS: tl.constexpr = keys.block_shape[2]
+    places, theirs = tl.arange(0, QUERIES)[:, None], tl.arange(0, KEYS)[None, :]
+    for step in range(first_seen(tile * QUERIES, window, KEYS), tl.cdiv((tile + 1) * QUERIES, KEYS)):
+        ahead = tile * QUERIES - step * KEYS
+        scores = product(query, tl.trans(loaded(keys, sample, kv_head, step, KEYS)), PRECISION)
+        if in_part(ahead, window, QUERIES, KEYS):
+            scores = among_seen(scores, ahead + places - theirs, window)
+        value = loaded(values, sample, kv_head, step, KEYS)
         top, total, read = read_on(scores, value, top, total, read, SCALE, PRECISION)
     return top, total, read
 
@@ -109,14 +115,14 @@ def window_kernel(
     own_keys: tl.tensor,  # [kv_heads, PERSISTENT, WIDTH]
     own_values: tl.tensor,
     reads: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]; what follows is what comes out
-    totals: tl.tensor,  # [batch, heads, tiles × TOKENS]: logarithms to the base of two
+    totals: tl.tensor,  # [batch, heads, room]: logarithms to the base of two
     rows: int,
     heads: int,
     tiles: int,
+    room: int,
     window: int,
     GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr,
-    TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -125,10 +131,11 @@ def window_kernel(
     sample, head = row // heads, row % heads
     kv_head = head // GROUP
     SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
-    query = loaded(queries, sample, head, tile, TOKENS)
-    top = tl.full([TOKENS], LOWEST, tl.float32)
-    total = tl.zeros([TOKENS], tl.float32)
-    read = tl.zeros([TOKENS, WIDTH], tl.float32)
+    QUERIES: tl.constexpr = queries.block_shape[2]
+    query = loaded(queries, sample, head, tile, QUERIES)
+    top = tl.full([QUERIES], LOWEST, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    read = tl.zeros([QUERIES, WIDTH], tl.float32)
     if PERSISTENT:
         own_key = own_tokens(own_keys, kv_head, PERSISTENT, WIDTH)
         own_value = own_tokens(own_values, kv_head, PERSISTENT, WIDTH)
@@ -139,5 +146,5 @@ def window_kernel(
             query, said_keys, said_values, sample, kv_head, tile, window, top, total, read, SCALE, PRECISION
         )
     top, total, read = read_row(query, keys, values, sample, kv_head, tile, window, top, total, read, SCALE, PRECISION)
-    stored(reads, read / total[:, None], sample, head, tile * TOKENS)
-    tl.store(totals + (row * tiles + tile) * TOKENS + tl.arange(0, TOKENS), top + tl.log2(total))
+    stored(reads, read / total[:, None], sample, head, tile * QUERIES)
+    tl.store(totals + row * room + tile * QUERIES + tl.arange(0, QUERIES), top + tl.log2(total))
