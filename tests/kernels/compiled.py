@@ -164,8 +164,8 @@ def look(group: int, width: int, persistent: int) -> None:
     own = tuple(torch.randn(HEADS, persistent, width, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
     qkv = torch.randn(1, TIME, (group + 2) * HEADS * width, dtype=torch.bfloat16).requires_grad_()
     said = qkv[..., : 2 * HEADS * width] if width == WIDTH else None
-    turns = torch.randn(2, TIME, width) if width == WIDTH else None
-    window.run(qkv, said, (own[0], own[1]), turns, width // 4, 64).float().sum().backward()
+    turns = torch.randn(2, TIME, width // 4) if width == WIDTH else None
+    window.run(qkv, said, (own[0], own[1]), turns, 64).float().sum().backward()
 
 
 def make_rows(width: int, taps: int) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from lockstep.kernels.attention import window as kernels
 from lockstep.kernels.record import backend
 from lockstep.models.mixers.attention import Attention
-from lockstep.models.rotary import rotate, tables
+from lockstep.models.rotary import rotate, table
 from tests.kernels.memories import DEVICE
 from tests.memory.cases import Named
 
@@ -69,6 +69,7 @@ SIZES = {
     "one token": Size(1, 1, time=1),
     "all that turns": Size(50, 3, turning=16),
     "nothing that turns": Size(50, 3, turning=0),
+    "an odd number of pairs": Size(50, 3, turning=6),
     "a second row": Size(150, 3, second=True),
     "a second row in a window": Size(50, second=True, heads=4, batch=1),
     "wider heads": Size(50, 3, width=64, batch=1),
@@ -114,8 +115,8 @@ def draw(size: Size, dtype: torch.dtype = torch.float32) -> Case:
 
 def by_kernels(case: Case, size: Size) -> Tensor:
     said = case.said if size.second else None
-    turns = tables(size.time + 3, size.width, size.turning, THETA, case.qkv.device) if size.turning else None
-    return kernels.run(case.qkv, said, (case.own_keys, case.own_values), turns, size.turning // 2, size.window)
+    turns = table(size.time + 3, size.turning // 2, THETA, case.qkv.device) if size.turning else None
+    return kernels.run(case.qkv, said, (case.own_keys, case.own_values), turns, size.window)
 
 
 def by_torch(case: Case, size: Size) -> Tensor:
@@ -266,13 +267,12 @@ def test_what_a_compiler_is_told(name: str) -> None:
     """Shapes without numbers, what is differentiated, and that nothing given is changed; both ways."""
     size = SIZES[name]._replace(time=70, batch=1)
     case = draw(size).to(torch.float32)
-    turns = tables(size.time, size.width, size.turning, THETA, case.qkv.device)
+    turns = table(size.time, size.turning // 2, THETA, case.qkv.device)
     given = (case.qkv, case.said if size.second else None, case.own_keys, case.own_values, turns)
-    setting = (size.turning // 2, size.window)
-    torch.library.opcheck(operator.window, (*given, *setting), atol=1e-4, rtol=1e-4)
+    torch.library.opcheck(operator.window, (*given, size.window), atol=1e-4, rtol=1e-4)
     apart = [None if x is None else x.detach() for x in given]
-    reads, totals = operator.window(*apart, *setting)
-    torch.library.opcheck(operator.window_backward, (*apart, reads, totals, torch.randn_like(reads), *setting))
+    reads, totals = operator.window(*apart, size.window)
+    torch.library.opcheck(operator.window_backward, (*apart, reads, totals, torch.randn_like(reads), size.window))
 
 
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:

@@ -36,11 +36,9 @@ def turns(
     return angles.cos(), angles.sin()
 
 
-def tables(below: int, width: int, dims: int, theta: float, device: torch.device) -> Tensor:
-    """Cosines and sines [2, below, width] as `rotate` has them: x times the one, plus its partner times the other."""
-    cos, sin = turns(torch.arange(below, device=device), dims // 2, theta, torch.float32)
-    still = cos.new_ones(below, width - dims)
-    return torch.stack((torch.cat((cos, cos, still), dim=-1), torch.cat((-sin, sin, 0 * still), dim=-1)))
+def table(below: int, half: int, theta: float, device: torch.device) -> Tensor:
+    """Both of the first positions as one, [2, below, half]."""
+    return torch.stack(first_turns(below, half, theta, torch.float32, device))
 
 
 def first_turns(below: int, half: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

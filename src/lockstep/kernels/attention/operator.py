@@ -19,6 +19,8 @@ from lockstep.kernels.memory.recalling import reachable
 from lockstep.kernels.record import record
 
 NAME = "window"
+
+
 class Tiles(NamedTuple):
     """How many queries and keys meet at a time in a program."""
 
@@ -49,9 +51,7 @@ class Seen(NamedTuple):
     said: Tensor | None  # [batch, time, 2 × kv_heads × width]: keys and values of a second row
     own_keys: Tensor  # [kv_heads, persistent, width], in one piece
     own_values: Tensor
-    turns: Tensor | None  # [2, places, width], of which there are at least as many as tokens
-    half: int
-    """How far apart numbers are that turn against each other."""
+    turns: Tensor | None  # [2, places, half], of at least as many places as there are tokens
     window: int
 
     @classmethod
@@ -101,7 +101,7 @@ class Seen(NamedTuple):
         if self.turns is None:
             return x
         made = x.new_empty(x.shape)
-        turn(x, made, self.turns, self.half)
+        turn(x, made, self.turns, self.own_keys.shape[2])
         return made
 
     def compared(self) -> tuple[Tensor, Row, Row | None]:
@@ -162,7 +162,7 @@ def backward(seen: Seen, reads: Tensor, totals: Tensor, reads_bar: Tensor) -> tu
     own_bar, shared = through_queries(seen, queries, row, said, *bars, totals, queries_bar)
     through_keys(seen, queries, row, bars[1], totals, shared, Row(keys_bar, seen.headed(values_bar)))
     if seen.turns is not None:
-        turn(turning, both_bar, seen.turns, seen.half, back=True)
+        turn(turning, both_bar, seen.turns, seen.own_keys.shape[2], back=True)
     if said is not None and said_bar is not None:
         through_said(seen, queries, said, bars[1], totals, shared, said_bar)
     return qkv_bar, qkv_bar.new_empty(0) if said_bar is None else said_bar, own_bar
@@ -177,7 +177,7 @@ def through_said(
     bars = Row(seen.headed(turning), seen.headed(values_bar))
     through_keys(seen, queries, said, reads_bar, totals, shared, bars)
     if seen.turns is not None:
-        turn(turning, keys_bar, seen.turns, seen.half, back=True)
+        turn(turning, keys_bar, seen.turns, seen.own_keys.shape[2], back=True)
 
 
 def through_queries(
@@ -233,11 +233,10 @@ def through_keys(
 
 
 SEEN = "Tensor qkv, Tensor? said, Tensor own_keys, Tensor own_values, Tensor? turns"
-SETTING = "int half, SymInt window"
 
 
 @torch.library.custom_op(
-    "lockstep::window", mutates_args=(), schema=f"({SEEN}, {SETTING}) -> (Tensor reads, Tensor totals)"
+    "lockstep::window", mutates_args=(), schema=f"({SEEN}, SymInt window) -> (Tensor reads, Tensor totals)"
 )
 def window(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Reads, and what the way back needs; see `Seen` for what is given."""
@@ -253,12 +252,12 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "lockstep::window_backward",
     mutates_args=(),
-    schema=f"({SEEN}, Tensor reads, Tensor totals, Tensor reads_bar, {SETTING}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({SEEN}, Tensor reads, Tensor totals, Tensor reads_bar, SymInt window) -> (Tensor, Tensor, Tensor)",
 )
 def window_backward(*arguments: Any) -> tuple[Tensor, ...]:
     """As `backward`."""
-    *tokens, reads, totals, reads_bar, half, width = arguments
-    return backward(Seen.of(*tokens, half, width), reads, totals, reachable(reads_bar))
+    *tokens, reads, totals, reads_bar, width = arguments
+    return backward(Seen.of(*tokens, width), reads, totals, reachable(reads_bar))
 
 
 @window_backward.register_fake
@@ -268,15 +267,15 @@ def _(qkv: Tensor, said: Tensor | None, own_keys: Tensor, *_: Any) -> tuple[Tens
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tokens, ctx.half, ctx.window = inputs
+    *tokens, ctx.window = inputs
     ctx.save_for_backward(*tokens, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _through(ctx: Any, reads_bar: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    qkv_bar, said_bar, own_bar = window_backward(*ctx.saved_tensors, reads_bar, ctx.half, ctx.window)
+    qkv_bar, said_bar, own_bar = window_backward(*ctx.saved_tensors, reads_bar, ctx.window)
     said_bar = None if ctx.saved_tensors[1] is None else said_bar
-    return qkv_bar, said_bar, *own_bar.unbind(), None, None, None
+    return qkv_bar, said_bar, *own_bar.unbind(), None, None
 
 
 window.register_autograd(_through, setup_context=_keep)

@@ -30,19 +30,18 @@ def run(
     said: Tensor | None,
     own: tuple[Tensor, Tensor],
     turns: Tensor | None,
-    half: int,
     window: int,
 ) -> Tensor:
     """What is read, [batch, time, heads × width]: each query sees `own` and the last `window` keys, its own included.
 
     Queries, keys and values lie side by side in qkv [batch, time, (heads + 2 × kv_heads) × width]; so do, in `said`
     [batch, time, 2 × kv_heads × width], keys and values of a second row that is seen like the first. Own keys and
-    values are [kv_heads, persistent, width], of which there may be none. Turns [2, places, width] are as
-    `rotary.tables` has them, for pairs `half` apart.
+    values are [kv_heads, persistent, width], of which there may be none. Turns [2, places, half] are cosines and sines,
+    for pairs of queries' and keys' first numbers, `half` apart.
     """
     # Triton is needed where it is used alone.
     from lockstep.kernels.attention.operator import window as windowed
 
     second = None if said is None else said.to(qkv.dtype)
-    reads: Tensor = windowed(qkv, second, own[0].to(qkv.dtype), own[1].to(qkv.dtype), turns, half, window)[0]
+    reads: Tensor = windowed(qkv, second, own[0].to(qkv.dtype), own[1].to(qkv.dtype), turns, window)[0]
     return reads

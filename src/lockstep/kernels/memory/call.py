@@ -159,10 +159,10 @@ class ReadBar(NamedTuple):
     shift: Tensor
 
     @classmethod
-    def room(cls, run: Chunks) -> ReadBar:
+    def room(cls, run: Chunks, lent: Tensor) -> ReadBar:
+        """`lent` is where those of gain and shift go, [2, rows, chunks, width]."""
         kept, carried = (run.scalars(run.time) for _ in range(2))
-        gain, shift = (run.scalars(run.chunks, run.width) for _ in range(2))
-        return cls(run.outputs(), run.outputs(), kept, carried, run.room(run.time, run.chunk), gain, shift)
+        return cls(run.outputs(), run.outputs(), kept, carried, run.room(run.time, run.chunk), *lent)
 
 
 class EndBar(NamedTuple):
@@ -179,9 +179,9 @@ class EndBar(NamedTuple):
     velocity_written: Tensor
 
     @classmethod
-    def room(cls, run: Chunks, values: Tensor) -> EndBar:
-        """`values` is where their adjoints go: there are outputs that nobody needs any more."""
-        gain, shift = (run.scalars(run.chunks, run.width) for _ in range(2))
+    def room(cls, run: Chunks, values: Tensor, lent: Tensor) -> EndBar:
+        """`values` is where their adjoints go: there are outputs that nobody needs any more. `lent` is as before."""
+        gain, shift = lent
         kept, carried, velocity_kept = (run.scalars(run.chunks) for _ in range(3))
         threshold, written, velocity_written = (run.scalars(run.time) for _ in range(3))
         return cls(values, threshold, gain, shift, kept, carried, written, velocity_kept, velocity_written)

@@ -34,18 +34,18 @@ def forward(run: Chunks, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def backward(run: Chunks, copies: Tensor, reads_bar: Tensor, last_bar: Tensor) -> tuple[Tensor, ...]:
     """Adjoints of what `Tokens` has, in its order, and of the first memory; those of absent ones mean nothing."""
     launch, found = launches_for(run), run.coefficients()
-    made, bars, read_bar = Rewritten.room(run), Back.room(run), ReadBar.room(run)
+    made, bars = Rewritten.room(run), Back.room(run)
     errors_bar, copies_bar, held_bar = run.outputs(), torch.empty_like(copies), last_bar.clone()
+    # Of gain and shift, by the reads and by the writes: sums of both are taken at once.
+    lent = held_bar.new_empty(2, 2, run.rows, run.chunks, run.width)
+    read_bar = ReadBar.room(run, lent[0])
     launch.rewrite(run, copies, made)
     launch.read_back(run, found, copies, made.written, reads_bar, bars, read_bar)
     launch.walk_back(run, found, copies, made, bars, errors_bar, copies_bar, held_bar)
-    end_bar = EndBar.room(run, values=bars.last_errors)
+    end_bar = EndBar.room(run, bars.last_errors, lent[1])
     launch.settle(run, found, copies, made, bars.hidden, copies_bar, errors_bar, read_bar.keys, end_bar)
     gates_bar = through_coefficients(*run.tokens[3:6], found, read_bar[2:5], end_bar.coefficients)
-    lent_bar = [
-        one.add_(other).sum(1).unflatten(0, (-1, run.heads)).sum(0)
-        for one, other in ((end_bar.gain, read_bar.gain), (end_bar.shift, read_bar.shift))
-    ]
+    lent_bar = (part.unflatten(1, (-1, run.heads)).sum((0, 1, 3)) for part in lent.unbind(1))
     anchors_bar = launches.through_anchor(run, made, bars, errors_bar)
     tokens_bar = read_bar.queries, read_bar.keys, end_bar.values, *gates_bar, end_bar.threshold
     return *tokens_bar, *lent_bar, anchors_bar, held_bar

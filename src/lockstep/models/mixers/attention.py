@@ -14,7 +14,7 @@ from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend, attend_in, skips
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.sight import Sight
-from lockstep.models.rotary import rotate, tables
+from lockstep.models.rotary import rotate, table
 
 POSITION_BYTES = 8
 
@@ -157,11 +157,11 @@ class Attention(Mixer):
         """
         own = prefix or (qkv.new_empty(self.kv_heads, 0, self.head_dim),) * 2
         if self.rope_theta is None or not self.rotary_dim:
-            return kernels.run(qkv, said, own, None, 0, window)
+            return kernels.run(qkv, said, own, None, window)
         from lockstep.models.mixers.prepared import prepared
 
-        turns = prepared(tables, operator.index(below), self.head_dim, self.rotary_dim, self.rope_theta, qkv.device)
-        return kernels.run(qkv, said, own, turns, self.rotary_dim // 2, window)
+        turns = prepared(table, operator.index(below), self.rotary_dim // 2, self.rope_theta, qkv.device)
+        return kernels.run(qkv, said, own, turns, window)
 
     def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
         """Windowed attention in blocks as long as the window: each sees itself and the one before, no more."""

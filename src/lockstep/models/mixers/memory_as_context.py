@@ -165,7 +165,7 @@ class MemoryAsContext(Mixer):
         """Attention inside the segment [batch, time, dim], with its keys and values after these tokens."""
         whole = phase == 0 and rows.inside.shape[1] == self.segment
         if whole and self.attention.by_kernel(rows.qkv):
-            said = None if rows.asking is None else never_kept(self.said, rows.asking, state.standing)
+            said = None if rows.asking is None else self.said(rows.asking, state.standing)
             # Those of one sample are those of all.
             own = (pinned[0][0], pinned[1][0]) if pinned else ()
             return self.attention.at_once(rows.qkv, said, own, self.segment, self.segment), state
@@ -192,10 +192,13 @@ class MemoryAsContext(Mixer):
 
     def said(self, asking: Tensor, standing: Weights) -> Tensor:
         """Keys and values of what the standing memory says, side by side: [batch, time, 2 × dim], not turned."""
+        return F.linear(never_kept(self.recalled, asking, standing), self.attention.qkv.weight[self.dim :])
+
+    def recalled(self, asking: Tensor, standing: Weights) -> Tensor:
+        """What it says, for a product."""
         assert self.memory is not None
         assert self.read_norm is not None
-        reads = normed(self.read_norm, self.memory.recall(asking, standing))
-        return F.linear(reads, self.attention.qkv.weight[self.dim :])
+        return as_operand(normed(self.read_norm, self.memory.recall(asking, standing)))
 
     def context(self, rows: Rows, standing: Weights, pinned: Prefix) -> Heads:
         """Keys and values of what the standing memory says to the tokens, of the tokens, of those that are pinned."""
