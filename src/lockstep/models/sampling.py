@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lockstep.models.decoding import Decoder
+
 if TYPE_CHECKING:
     from lockstep.models.language_model import LanguageModel
 
@@ -56,13 +58,14 @@ def _continue(
     generator: torch.Generator | None,
     stop: int | None,
 ) -> Tensor:
-    state = model.initial_state(prompt.shape[0], capacity=prompt.shape[1] + new_tokens)
-    tokens = [prompt]
+    tokens, room = [prompt], prompt.shape[1] + new_tokens
     ended = torch.zeros(prompt.shape[0], 1, dtype=torch.bool, device=prompt.device)
-    latest = prompt
-    for _ in range(new_tokens):
-        logits, state = model.step(latest, state)
-        latest = draw(logits[:, -1], sampling, generator)
+    read, state = model.step(prompt, model.initial_state(prompt.shape[0], capacity=room))
+    logits, decoder = read[:, -1], Decoder(model, state)
+    for number in range(new_tokens):
+        if number:
+            logits = decoder.step(tokens[-1])
+        latest = draw(logits, sampling, generator)
         if stop is not None:
             latest = torch.where(ended, stop, latest)
             ended = ended | (latest == stop)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.models.recording import Given, Recording
+
 Compute = Callable[..., Tensor]
 """Of tensors, some of which may be missing: adds to gradients, and returns what is to be known of it."""
-Given = tuple[Tensor | None, ...]
 Kind = tuple[tuple[torch.Size, torch.dtype] | None, ...]
 """Shapes and precisions."""
 
@@ -65,26 +64,3 @@ class Gradients:
             return
         for parameter in self.parameters:
             parameter.grad = None
-
-
-class Recording:
-    """The kernels of one call, which always read and write the same memory."""
-
-    def __init__(self, compute: Compute, given: Given) -> None:
-        self.given = [None if x is None else x.clone() for x in given]
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool()):
-            self.result = compute(*self.given)
-
-    def replay(self, given: Given) -> Tensor:
-        for place, x in zip(self.given, given, strict=True):
-            if place is not None and x is not None:
-                place.copy_(x)
-        self.graph.replay()
-        return self.result.clone()
-
-
-@cache
-def pool() -> Any:
-    """One for all recordings: they never run at once, and what outlives a replay is copied."""
-    return torch.cuda.graph_pool_handle()

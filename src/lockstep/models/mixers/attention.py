@@ -15,6 +15,7 @@ from lockstep.models.mixers.attending import attend, attend_in, skips
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.sight import Sight
 from lockstep.models.rotary import rotate, table
+from lockstep.models.state import is_given_up
 
 POSITION_BYTES = 8
 
@@ -125,8 +126,8 @@ class Attention(Mixer):
             raise ValueError(f"the cache holds {capacity} tokens, but position {int(positions.max())} was reached")
         slots = positions[:, None, :, None].expand_as(keys)
         filled = KeyValueCache(
-            cache.keys.scatter(2, slots, keys.to(cache.keys.dtype)),
-            cache.values.scatter(2, slots, values.to(cache.values.dtype)),
+            put(cache.keys, slots, keys),
+            put(cache.values, slots, values),
             cache.position + positions.shape[1],
             cache.prefix,
         )
@@ -291,6 +292,12 @@ class Attention(Mixer):
             decoding_extra=one_token - scores,
             state_bytes=cache if self.causal else 0,
         )
+
+
+def put(cache: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
+    """The cache with rows [batch, heads, time, head_dim] at these slots, which are of the same shape."""
+    rows = rows.to(cache.dtype)
+    return cache.scatter_(2, slots, rows) if is_given_up() else cache.scatter(2, slots, rows)
 
 
 def spread(prefix: Prefix, keys: Tensor, values: Tensor) -> Prefix:

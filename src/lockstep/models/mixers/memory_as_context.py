@@ -18,7 +18,7 @@ from lockstep.memory.recomputation import as_operand, never_kept
 from lockstep.memory.types import Weights
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend_in
-from lockstep.models.mixers.attention import POSITION_BYTES, Attention, Prefix
+from lockstep.models.mixers.attention import POSITION_BYTES, Attention, Prefix, put
 from lockstep.models.mixers.memory_gate import MemoryGate
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Tail, normed
@@ -216,7 +216,7 @@ class MemoryAsContext(Mixer):
 
         def filled(cache: Tensor, rows: Tensor) -> Tensor:
             rows = rows[:, :, : slots.shape[1]]
-            return cache.scatter(2, slots[:, None, :, None].expand_as(rows), rows.to(cache.dtype))
+            return put(cache, slots[:, None, :, None].expand_as(rows), rows)
 
         return state._replace(keys=filled(state.keys, keys), values=filled(state.values, values))
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.kernels import fla
+from lockstep.kernels.recurrences import delta as kernels
 from lockstep.memory.coefficients import products
 from lockstep.memory.types import arithmetic, exactly
 from lockstep.models.cost import Cost
@@ -50,6 +51,8 @@ def delta_rule(
     [batch, heads, time], state [batch, heads, key_dim, value_dim]; without log_keep nothing is forgotten. At most
     `chunk` tokens are worked on as one, and no result depends on it.
     """
+    if kernels.takes(keys, values):
+        return kernels.run(queries, keys, values, rate, log_keep, state)
     operation: fla.Operation = "delta-rule" if log_keep is None else "gated-delta-rule"
     if fla.takes(operation, queries, keys, values):
         gates = {"beta": rate} if log_keep is None else {"beta": rate, "g": log_keep}

@@ -1,0 +1,68 @@
+"""Token by token, as fast as may be: a decoder owns a state, writes over it, and on a GPU replays one recorded step."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lockstep.models.recording import Recording
+from lockstep.models.state import State, given_up, map_state
+
+if TYPE_CHECKING:
+    from lockstep.models.language_model import LanguageModel
+
+WARM = 2
+"""Steps before one is recorded: the first compiles, and the next may still choose kernels."""
+
+
+class Decoder:
+    """Goes on from a state, one token of each sequence at a time; sequences may stand at different positions."""
+
+    @torch.inference_mode()
+    def __init__(self, model: LanguageModel, state: State) -> None:
+        """The state given is left as it was. The model must be in the mode that it is to decode in."""
+        self.model = model
+        # Each tensor on its own: two names of one would be written over twice.
+        self.state: State = map_state(Tensor.clone, state)
+        self.recording: Recording | None = None
+        self.recorded = state["position"].device.type != "cuda"
+        """Whether it was tried; on a CPU there is nothing to record."""
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, vocab] after one more token [batch, 1] of each sequence."""
+        if not self.recorded:
+            self._record(tokens)
+        return self._advance(tokens) if self.recording is None else self.recording.replay((tokens,))
+
+    def _advance(self, tokens: Tensor) -> Tensor:
+        return advanced(self.model, self.state, tokens)
+
+    def _record(self, tokens: Tensor) -> None:
+        """The kernels of a step, which is not taken; what cannot be recorded goes on token by token."""
+        self.recorded = True
+        scratch = map_state(Tensor.clone, self.state)
+        for _ in range(WARM):
+            advanced(self.model, scratch, tokens)
+        del scratch
+        try:
+            self.recording = Recording(self._advance, (tokens,))
+        except RuntimeError as error:  # of memory, or of an operation that waits for the device
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"decoding is not replayed as a CUDA graph: {reason}", stacklevel=3)
+
+
+def advanced(model: LanguageModel, state: State, tokens: Tensor) -> Tensor:
+    """Logits [batch, vocab] after these tokens [batch, 1]; the state is written over."""
+    with given_up():
+        logits, after = model.step(tokens, state)
+    map_state(overwritten, state, after)
+    return logits[:, -1]
+
+
+def overwritten(old: Tensor, new: Tensor) -> Tensor:
+    """Nothing is left to do where the step wrote over it."""
+    return old if new.data_ptr() == old.data_ptr() and new.stride() == old.stride() else old.copy_(new)

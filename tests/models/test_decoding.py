@@ -1,0 +1,108 @@
+"""A decoder says what `step` says, whatever the architecture, and leaves the state it was given as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.laws.subject import randomise
+from lockstep.models.decoding import Decoder
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.registry import build
+from lockstep.models.sampling import Sampling, sample
+from lockstep.models.state import State, given_up, map_state, named_tensors, stack
+
+ON_A_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_A_GPU else "cpu"
+CHUNK, DECODED = 4, 11
+TITANS: dict[str, Any] = {"chunk": CHUNK, "segment": 2 * CHUNK, "window": 5, "persistent": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "transformer++": {},
+    "gpt2": {},
+    "lstm": {},
+    "mamba": {},
+    "mamba2": {},
+    "gated-deltanet": {},
+    "gla": {},
+    "retnet": {},
+    "titans-lmm": {"chunk": CHUNK},
+    "titans-mac": TITANS,
+    "titans-mag": TITANS,
+    "titans-mal": TITANS,
+    "yaad": {"chunk": CHUNK},
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def model(name: str) -> LanguageModel:
+    built = build(name, **{"vocab_size": 17, "max_length": 64, "dim": 32, "depth": 2, "heads": 2, **MODELS[name]})
+    randomise(built, seed=0)
+    return built.to(DEVICE).eval()
+
+
+def tokens(batch: int, time: int, seed: int = 0) -> Tensor:
+    return torch.randint(17, (batch, time), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def at_different_places(read: LanguageModel) -> State:
+    """Three sequences: before the end of a chunk, at its end, and in the middle of another."""
+    lengths = (CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 3)
+    return stack([read.step(tokens(1, length), read.initial_state(1, capacity=40))[1] for length in lengths])
+
+
+@every_model
+@torch.inference_mode()
+def test_what_step_says(name: str) -> None:
+    """Across the ends of chunks and segments, by sequences that reach them at different times."""
+    decoded = model(name)
+    state = at_different_places(decoded)
+    before = map_state(Tensor.clone, state)
+    decoder, following = Decoder(decoded, state), tokens(3, DECODED, seed=1)
+    for place in range(DECODED):
+        found = decoder.step(following[:, place, None])
+        logits, state = decoded.step(following[:, place, None], state)
+        torch.testing.assert_close(found, logits[:, -1], rtol=1e-5, atol=1e-5)
+        if place == 0:
+            first = state
+    assert (decoder.recording is not None) == ON_A_GPU
+    for (_, mine), (_, theirs) in zip(named_tensors(decoder.state), named_tensors(state), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    # What `step` itself made is still what it was, and so is what the decoder began with.
+    again = decoded.step(following[:, :1], before)[1]
+    for (_, mine), (_, theirs) in zip(named_tensors(first), named_tensors(again), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@every_model
+@torch.inference_mode()
+def test_a_state_is_written_over_only_when_it_is_given_up(name: str) -> None:
+    decoded = model(name)
+    state = at_different_places(decoded)
+    before = map_state(Tensor.clone, state)
+    decoded.step(tokens(3, 1), state)
+    for (_, mine), (_, theirs) in zip(named_tensors(state), named_tensors(before), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@torch.inference_mode()
+def test_caches_that_are_given_up_are_not_copied() -> None:
+    decoded = model("transformer++")
+    state = decoded.step(tokens(1, 5), decoded.initial_state(1, capacity=40))[1]
+    with given_up():
+        _, after = decoded.step(tokens(1, 1), state)
+    kept, new = state["layers"][0], after["layers"][0]
+    assert new.keys.data_ptr() == kept.keys.data_ptr()
+    assert new.values.data_ptr() == kept.values.data_ptr()
+
+
+def test_samples_are_those_of_step() -> None:
+    """Greedily: each new token is the likeliest after all before it, read anew."""
+    for name in ("transformer++", "titans-mac"):
+        written = model(name)
+        found = sample(written, tokens(2, 6), 9, Sampling(temperature=0), None)
+        with torch.inference_mode():
+            for length in range(6, found.shape[1]):
+                assert torch.equal(written.step(found[:, :length])[0][:, -1].argmax(-1), found[:, length])
