@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.attention import looking
 from lockstep.kernels.attention import window as kernels
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend, attend_in, skips
@@ -257,6 +258,8 @@ class Attention(Mixer):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
+        if mask is not None and looking.takes(queries):
+            return looking.run(queries, keys.to(queries.dtype), values.to(queries.dtype), mask)
         return attend(queries, keys, values, mask, is_causal=is_causal, dropout=self.dropping, flex=self.flex)
 
     def skips(self, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
