@@ -3,12 +3,16 @@
     python benchmarks/gpu.py training
     python benchmarks/gpu.py training --contestants transformer++,titans-lmm --lengths 4096,16384 --rounds 3
     python benchmarks/gpu.py training --profile titans-lmm --lengths 4096
+    python benchmarks/gpu.py decoding --contestants transformer++,titans-lmm --lengths 1024,65536
 
 training  tokens per second and peak memory of forward, loss, backward and AdamW, and the share that the FLOPs which
           `cost` counts have of a large bfloat16 product's, measured in the same run. Masked scores count as FLOPs, so
           that attention over a long sequence looks up to twice as busy as it is
+decoding  a context is read, and the likeliest tokens are written after it, each step a replayed CUDA graph:
+          milliseconds a token, tokens per second of reading, bytes of a sequence's state
 
-Models of equal non-embedding parameters (the width of the SwiGLU gives way), bfloat16 autocast, torch.compile. First
+Models of equal non-embedding parameters (the width of the SwiGLU gives way), torch.compile; training under bfloat16
+autocast, decoding with weights in bfloat16. First
 everybody is warmed up; then contestants take turns inside a round, and a ratio is the median of the rounds' own ratios.
 A contestant that fails gets a line that says why. Progress and a table go to stderr.
 """
@@ -20,7 +24,9 @@ import importlib
 import importlib.util
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import gpu_decoding
 import torch
 from device import measured_peaks, release
 from gpu_contestants import CHUNK, EXPANSION, LONGEST, NAMES, SEGMENT, VOCABULARY, Size
@@ -52,27 +58,44 @@ def train(asked: argparse.Namespace, tflops: float) -> None:
         say("\n".join(table(lines)))
 
 
+def decode(asked: argparse.Namespace, _: float) -> None:
+    """The table of decoding."""
+    lines: list[dict[str, Any]] = []
+    for case in gpu_decoding.cases(asked.lengths, asked.several):
+        shortest = [line for line in lines if line["length"] == 1024 and line["batch"] == 1 and "error" not in line]
+        before = {line["contestant"]: line["milliseconds_per_token"] / 1e3 for line in shortest}
+        lines += gpu_decoding.measure(case, asked, before)
+        torch._dynamo.reset()
+        release(asked.device)
+    say("\n".join(gpu_decoding.table(lines)))
+
+
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(";")[0])
-    training = parser.add_subparsers(required=True, metavar="MEASUREMENT").add_parser("training")
+    measurements = parser.add_subparsers(required=True, metavar="MEASUREMENT")
+    training, decoding = (measurements.add_parser(name) for name in ("training", "decoding"))
     training.set_defaults(measurement=train)
-    training.add_argument("--contestants", type=names, help="with commas between them; all by default")
     training.add_argument("--profile", choices=NAMES, help="the kernels of this one instead, by time")
-    training.add_argument("--lengths", type=numbers(","), help="of a sequence, with commas between them")
     training.add_argument("--batch1", action="store_true", help=f"one sequence of {LONGEST} tokens")
     training.add_argument("--tokens", type=int, help="of a step, whatever the length")
-    training.add_argument("--rounds", type=int, default=5)
     training.add_argument("--steps", type=int, default=5, help="of a turn; fewer where they are slow")
-    training.add_argument("--size", type=numbers("/"), default=Size(), help="dim/depth/heads, for a trial")
-    training.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
-    how = training.add_mutually_exclusive_group()
-    how.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="blocks")
-    how.add_argument("--compile-model", dest="compiled", action="store_const", const="model", help="as one graph")
+    decoding.set_defaults(measurement=decode)
+    decoding.add_argument("--several", action="store_true", help="also a batch, at the first of the lengths")
+    for one in (training, decoding):
+        one.add_argument("--contestants", type=names, help="with commas between them; all by default")
+        one.add_argument("--lengths", type=numbers(","), help="of a sequence, with commas between them")
+        one.add_argument("--rounds", type=int, default=5)
+        one.add_argument("--size", type=numbers("/"), default=Size(), help="dim/depth/heads, for a trial")
+        one.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
+        how = one.add_mutually_exclusive_group()
+        how.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="blocks")
+        how.add_argument("--compile-model", dest="compiled", action="store_const", const="model", help="as one graph")
     asked = parser.parse_args(words)
     if len(asked.size) != len(Size._fields):
-        training.error("--size takes dim/depth/heads, such as 512/16/8")
+        parser.error("--size takes dim/depth/heads, such as 512/16/8")
     asked.size = Size(*asked.size)
-    asked.cases = [Case(length) for length in asked.lengths or ()] + [ALONE] * asked.batch1 or list(CASES)
+    if asked.measurement is train:
+        asked.cases = [Case(length) for length in asked.lengths or ()] + [ALONE] * asked.batch1 or list(CASES)
     return asked
 
 

@@ -34,10 +34,13 @@ TOLERANCE, TRIAL_TOLERANCE = 0.05, 0.25
 
 BASELINE, LMM, MAC, MAG, MAL = "transformer++", "titans-lmm", "titans-mac", "titans-mag", "titans-mal"
 MEMORIES = (LMM, MAC, MAG, MAL, "yaad", "moneta", "memora")
+DEEPER = ("mamba2", "mamba")
+"""Rivals without an MLP, which have more layers instead."""
+RIVALS = ("gated-deltanet", "deltanet", *DEEPER, "retnet", "gla", "linear-attention")
 PLAIN = "plain-transformer"
 PEERS: dict[str, bool] = {PEER: False, f"{PEER}-bf16": True}
 """As its own training script runs it, in float32, and under the autocast that everybody else has."""
-NAMES = (BASELINE, *MEMORIES, PLAIN, *PEERS)
+NAMES = (BASELINE, *MEMORIES, *RIVALS, PLAIN, *PEERS)
 
 Compiled = Literal["model", "blocks", "nothing"]
 
@@ -157,12 +160,15 @@ def compile_parts(model: nn.Module, compiled: Compiled) -> None:
 
 @cache
 def specification(name: str, size: Size) -> ModelSpec:
-    """As large as the baseline, at its width, depth and heads: the width of the SwiGLU gives way."""
+    """As large as the baseline, at its width, depth and heads: the width of the SwiGLU gives way, or else the depth."""
     given: dict[str, Any] = {"vocab_size": VOCABULARY, "max_length": LONGEST, **size._asdict()}
     baseline = specify(BASELINE, given)
     if name == BASELINE:
         return baseline
     tolerance = TOLERANCE if size == Size() else TRIAL_TOLERANCE
     target = cost_on_meta(baseline, SEGMENT).non_embedding_parameters
-    memory = {"chunk": CHUNK, "expansion": EXPANSION} | ({"segment": SEGMENT} if name == MAC else {})
-    return match(name, {**given, **memory}, MatchSpec(target=target, tolerance=tolerance), SEGMENT)
+    memory = {"chunk": CHUNK, "expansion": EXPANSION} if name in MEMORIES else {}
+    segment = {"segment": SEGMENT} if name == MAC else {}
+    if name in DEEPER:
+        del given["depth"]
+    return match(name, {**given, **memory, **segment}, MatchSpec(target=target, tolerance=tolerance), SEGMENT)

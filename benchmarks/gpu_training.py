@@ -20,6 +20,7 @@ from gpu_contestants import (
     MEMORIES,
     NAMES,
     PEERS,
+    RIVALS,
     Contestant,
     Setting,
     contestant,
@@ -38,6 +39,8 @@ TURN_SECONDS, SLOW_SECONDS = 3.0, 5.0
 """How long a turn of several steps may be, and from when on a step is too long to warm up every turn with one."""
 TOP_KERNELS = 25
 LONGEST_ERROR = 300
+FAST = ("gated-deltanet", "mamba2")
+"""Rivals that bars are set for."""
 
 
 class Case(NamedTuple):
@@ -75,6 +78,9 @@ BARS = (
     *(Bar(name, LMM, "speed", 0.85) for name in (MAG, MAL)),
     Bar(MAC, LMM, "speed", 0.65, (Case(4096), Case(16_384))),
     *(Bar(name, BASELINE, "memory", 1.5) for name in MEMORIES),
+    *(Bar(name, BASELINE, "speed", 0.8, (Case(4096),)) for name in FAST),
+    *(Bar(name, BASELINE, "speed", 1.5, (Case(16_384),)) for name in FAST),
+    *(Bar(name, BASELINE, "speed", 4.0, (Case(LONGEST),)) for name in FAST),
 )
 
 
@@ -126,7 +132,7 @@ def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str,
 
 
 def invited(case: Case) -> tuple[str, ...]:
-    return NAMES if case == Case(GUESTS_AT) else (BASELINE, *MEMORIES)
+    return NAMES if case == Case(GUESTS_AT) else (BASELINE, *MEMORIES, *RIVALS)
 
 
 def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:

@@ -147,3 +147,45 @@ def test_bars_judge_speed_and_memory(seconds: float, peak: int, met: tuple[bool,
     assert memory == {"of": "memory", "against": "transformer++", "ratio": peak / 10, "bar": "<= 1.5", "met": met[1]}
     (elsewhere,) = training.judged("titans-lmm", ready, training.Case(1024))
     assert elsewhere["of"] == "memory", "no speed is asked for at this length"
+
+
+def test_rivals_match_too() -> None:
+    contestants, match = module("gpu_contestants"), importlib.import_module("lockstep.study.match")
+    names = ("transformer++", *contestants.RIVALS)
+    specs = {name: contestants.specification(name, contestants.Size()) for name in names}
+    counts = {name: match.cost_on_meta(spec, 1024).non_embedding_parameters for name, spec in specs.items()}
+    assert all(count == pytest.approx(counts["transformer++"], rel=0.05) for count in counts.values()), counts
+
+
+def test_decoding_is_told_by_lines_that_agree_with_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of models that have read the context: the state has the bytes that `cost` says, at the room it was given."""
+    words = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--lengths", "96", "--rounds", "2", "--several")
+    competing = ("transformer++", "titans-lmm", "mamba2")
+    module("gpu").main(["decoding", *words, "--contestants", ",".join(competing)])
+    out, said = capsys.readouterr()
+    _, *lines = map(json.loads, out.splitlines())
+    assert [(line["contestant"], line["batch"]) for line in lines] == [(n, b) for b in (1, 64) for n in competing]
+    for line in lines:
+        seconds = line["milliseconds_per_token"] / 1e3
+        assert line["tokens_per_second"] == pytest.approx(line["batch"] / seconds)
+        assert statistics.median(line["milliseconds_by_round"]) == pytest.approx(1e3 * seconds)
+        assert line["prefill_tokens_per_second"] == pytest.approx(line["batch"] * 96 / line["prefill_seconds"])
+        assert not line["replayed"], "there is no GPU to record for"
+    memory = [line["state_bytes"] for line in lines if line["contestant"] == "titans-lmm"]
+    assert memory[0] == memory[1]
+    assert [line.split()[0] for line in said.splitlines()[-6:]] == list(competing) * 2
+
+
+def test_bars_judge_decoding() -> None:
+    decoding = module("gpu_decoding")
+
+    class Took:
+        def __init__(self, *seconds: float) -> None:
+            self.seconds_per_token = list(seconds)
+
+    ready = {"transformer++": Took(1.0, 2.0, 9.0), "titans-lmm": Took(1.2, 2.4, 9.0), "mamba2": Took(1.0)}
+    (beside,) = decoding.judged("titans-lmm", ready, decoding.Case(1024), {})
+    assert beside == {"against": "transformer++", "ratio": 1.2, "bar": "<= 1.3", "met": True}
+    (grown,) = decoding.judged("mamba2", ready, decoding.Case(decoding.FAR), {"mamba2": 0.9})
+    assert not grown["met"]
+    assert decoding.judged("mamba2", ready, decoding.Case(decoding.FAR), {}) == []

@@ -1,4 +1,4 @@
-"""torch.compile for training."""
+"""torch.compile, block by block."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def compile_blocks(model: LanguageModel) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     for block in model.layers:
         block.compile()
+
+
+def compile_steps(model: LanguageModel) -> None:
+    """The same for `step`, by which texts are read and written."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
+    for block in model.layers:
+        # On the block itself, where `compile` of its forward would be too.
+        object.__setattr__(block, "step", torch.compile(block.step, dynamic=False))

@@ -85,10 +85,13 @@ class Attention(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Attention over a whole sequence, before the output projection."""
-        time = x.shape[1]
-        positions = torch.arange(time, device=x.device)
+        return self.from_start(self.qkv(x))
+
+    def from_start(self, qkv: Tensor) -> Tensor:
+        """The same from its projections."""
+        time = qkv.shape[1]
+        positions = torch.arange(time, device=qkv.device)
         below = self.max_length if time <= self.max_length else None
-        qkv = self.qkv(x)
         window = time if self.window is None else min(self.window, time)
         whole = self.persistent is None and window == time
         if not whole and self.by_kernel(qkv):
@@ -110,12 +113,16 @@ class Attention(Mixer):
         if not self.causal:
             raise ValueError("bidirectional attention cannot go token by token")
         positions = cache.position[:, None] + torch.arange(x.shape[1], device=x.device)
-        queries, keys, values = self.project(x, positions)
+        qkv = self.qkv(x)
+        queries, keys, values = self.apart(qkv, positions)
         remember = self._append if self.window is None else self._shift
-        keys, values, key_positions, cache = remember(cache, keys, values, positions)
+        keys, values, key_positions, after = remember(cache, keys, values, positions)
+        if first_seen(cache.position, x.shape[1]):
+            # No mask, and nothing of what a cache has room for.
+            return self.from_start(qkv), after
         mask = self.visible(positions, key_positions) & (key_positions >= 0)[:, None, :]
         keys, values, mask = self.with_prefix(keys, values, mask, cache.prefix)
-        return self.merge(self.attend(queries, keys, values, mask[:, None])), cache
+        return self.merge(self.attend(queries, keys, values, mask[:, None])), after
 
     def _append(
         self, cache: KeyValueCache, keys: Tensor, values: Tensor, positions: Tensor
@@ -295,6 +302,13 @@ class Attention(Mixer):
             decoding_extra=one_token - scores,
             state_bytes=cache if self.causal else 0,
         )
+
+
+def first_seen(position: Tensor, time: int) -> bool:
+    """Whether these tokens are known to be the first of every sequence, of which it is worth asking the device."""
+    if time == 1 or position.is_meta or torch.compiler.is_compiling():
+        return False
+    return not position.any().item()
 
 
 def put(cache: Tensor, slots: Tensor, rows: Tensor) -> Tensor:

@@ -1,0 +1,214 @@
+"""Reading a context and writing after it on a GPU, side by side: milliseconds, tokens per second, bytes, bars."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from device import allocated, release, seconds_of
+from gpu_contestants import BASELINE, LMM, LONGEST, MAC, MAG, MAL, MEMORIES, RIVALS, VOCABULARY, specification
+from gpu_training import backend, in_one_line, times
+from side_by_side import emit, paired, say
+from torch import Tensor
+
+from lockstep.models.decoding import Decoder
+from lockstep.models.language_model import LanguageModel
+from lockstep.models.state import State, state_bytes
+from lockstep.tables import aligned, in_bytes, in_short
+from lockstep.training.compilation import compile_steps
+
+LENGTHS = (1024, 4096, 16_384, LONGEST)
+FAR = 1_048_576
+"""Tokens of a context that only a state of fixed size has room for."""
+PIECE = 8192
+"""Tokens that are read at once of a longer context."""
+SEVERAL = 64
+"""Sequences of a batch."""
+DECODED = 64
+"""Tokens of a turn: as many as a chunk has, so that every turn has one end of a chunk in it."""
+FIXED = (*MEMORIES, *RIVALS)
+"""Those whose state does not grow."""
+
+
+class Case(NamedTuple):
+    """A context, and how many sequences have one."""
+
+    length: int
+    batch: int = 1
+
+
+class Bar(NamedTuple):
+    """Milliseconds a token at most, beside another at the same context, or beside its own at the shortest."""
+
+    contestant: str
+    against: str
+    limit: float
+    cases: tuple[Case, ...]
+
+
+ITSELF = "itself at 1024"
+BARS = (
+    *(Bar(name, BASELINE, 1.3, (Case(1024),)) for name in (LMM, MAC, MAG, MAL)),
+    *(Bar(name, BASELINE, 1.0, (Case(LONGEST),)) for name in (LMM, MAC, MAG, MAL)),
+    *(Bar(name, ITSELF, 1.1, (Case(LONGEST), Case(FAR))) for name in FIXED),
+)
+
+
+@dataclass
+class Writer:
+    """A model after its context."""
+
+    model: LanguageModel
+    decoder: Decoder
+    latest: Tensor
+    """[batch, 1]"""
+    prefill_seconds: float
+    facts: Mapping[str, Any]
+    seconds_per_token: list[float] = field(default_factory=list)
+    """Round by round."""
+
+    def write(self) -> None:
+        """The likeliest next token; nothing waits for the device."""
+        self.latest = self.decoder.step(self.latest).argmax(dim=-1, keepdim=True)
+
+
+Lines = dict[str, dict[str, Any]]
+"""Of JSON, one for each contestant."""
+
+
+def cases(lengths: Sequence[int] | None, several: bool) -> list[Case]:
+    """Those asked for, or all."""
+    if lengths:
+        return [Case(length) for length in lengths] + [Case(lengths[0], SEVERAL)] * several
+    return [*map(Case, LENGTHS), Case(FAR), Case(1024, SEVERAL)]
+
+
+def invited(case: Case) -> tuple[str, ...]:
+    return FIXED if case.length > LONGEST else (BASELINE, *FIXED)
+
+
+@torch.inference_mode()
+def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A line for each contestant; `before` is what each took per token at the shortest context."""
+    lines: Lines = {}
+    ready: dict[str, Writer] = {}
+    for name in asked.contestants or invited(case):
+        lines[name] = line = {"name": "decoding", "contestant": name, **case._asdict()}
+        started = time.perf_counter()
+        try:
+            ready[name] = prepared(name, case, asked)
+        except Exception as error:
+            line["error"] = in_one_line(error)
+            say(f"{in_words(case)}: {name}: {line['error']}")
+        else:
+            line |= {"warm_up_seconds": time.perf_counter() - started, "backend": backend()}
+            say(f"{in_words(case)}: {name} is warm after {line['warm_up_seconds']:.1f} s")
+        release(asked.device)
+    for number in range(asked.rounds):
+        for name in ready:
+            seconds = seconds_of(ready[name].write, DECODED, asked.device)
+            ready[name].seconds_per_token.append(seconds)
+        pace = ", ".join(f"{name} {1e3 * one.seconds_per_token[-1]:.3g} ms" for name, one in ready.items())
+        say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {pace}")
+    for name, line in lines.items():
+        if name in ready:
+            line |= results(name, ready, case, before)
+        emit(line)
+    return list(lines.values())
+
+
+def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
+    """Built in bfloat16, its context read twice, of which the second time counts, and its first tokens written."""
+    torch.manual_seed(0)
+    spec = specification(name, asked.size)
+    model = spec.build().to(asked.device, torch.bfloat16).eval()
+    if asked.compiled != "nothing":
+        compile_steps(model)
+    generator = torch.Generator().manual_seed(1)
+    context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
+    room = case.length + (asked.rounds + 2) * DECODED
+    others = allocated(asked.device)
+    read(model, context[:, : min(case.length, 2 * PIECE)], room)
+    found: list[tuple[Tensor, State]] = []
+    seconds = seconds_of(lambda: found.append(read(model, context, room)), 1, asked.device)
+    logits, state = found.pop()
+    peak = torch.cuda.max_memory_allocated(asked.device) - others if asked.device.type == "cuda" else None
+    facts = {"state_bytes": state_bytes(state) // case.batch, "prefill_peak_bytes": peak}
+    writer = Writer(model, Decoder(model, state), logits.argmax(dim=-1, keepdim=True), seconds, facts)
+    del state
+    for _ in range(DECODED):
+        writer.write()
+    return writer
+
+
+def read(model: LanguageModel, context: Tensor, room: int) -> tuple[Tensor, State]:
+    """Logits [batch, vocab] after the last token, and the state there."""
+    state = model.initial_state(len(context), capacity=room)
+    logits = torch.empty(0)
+    for piece in context.split(PIECE, dim=1):
+        said, state = model.step(piece, state)
+        logits = said[:, -1]
+    return logits, state
+
+
+def results(name: str, ready: Mapping[str, Writer], case: Case, before: Mapping[str, float]) -> dict[str, Any]:
+    one, baseline = ready[name], ready.get(BASELINE)
+    seconds = statistics.median(one.seconds_per_token)
+    return {
+        "milliseconds_per_token": 1e3 * seconds,
+        "tokens_per_second": case.batch / seconds,
+        "ratio": None if baseline is None else paired(one.seconds_per_token, baseline.seconds_per_token),
+        "prefill_seconds": one.prefill_seconds,
+        "prefill_tokens_per_second": case.batch * case.length / one.prefill_seconds,
+        "replayed": one.decoder.recording is not None,
+        **one.facts,
+        "milliseconds_by_round": [1e3 * found for found in one.seconds_per_token],
+        "bars": judged(name, ready, case, before),
+    }
+
+
+def judged(name: str, ready: Mapping[str, Writer], case: Case, before: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The bars that apply, where the other one ran too."""
+    verdicts = []
+    for bar in BARS:
+        if bar.contestant != name or case not in bar.cases:
+            continue
+        ours = ready[name].seconds_per_token
+        if bar.against == ITSELF and name in before:
+            ratio = statistics.median(ours) / before[name]
+        elif bar.against in ready:
+            ratio = paired(ours, ready[bar.against].seconds_per_token)
+        else:
+            continue
+        verdicts.append({"against": bar.against, "ratio": ratio, "bar": f"<= {bar.limit}", "met": ratio <= bar.limit})
+    return verdicts
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    heading = ("contestant", "context", "batch", "ms/token", "tokens/s", "ratio", "prefill, tokens/s", "state", "bars")
+    return aligned([heading, *(row(line) for line in lines)])
+
+
+def row(line: Mapping[str, Any]) -> tuple[str, ...]:
+    place = (line["contestant"], str(line["length"]), str(line["batch"]))
+    if "error" in line:
+        return (*place, "error", *[""] * 5)
+    verdicts = (f"{bar['bar']} of {bar['against']} {'met' if bar['met'] else 'MISSED'}" for bar in line["bars"])
+    return (
+        *place,
+        f"{line['milliseconds_per_token']:.3g}",
+        in_short(line["tokens_per_second"]),
+        times(line["ratio"]),
+        in_short(line["prefill_tokens_per_second"]),
+        in_bytes(line["state_bytes"]),
+        ", ".join(verdicts),
+    )
+
+
+def in_words(case: Case) -> str:
+    return f"{case.length}" if case.batch == 1 else f"{case.batch} × {case.length}"
