@@ -27,16 +27,16 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.attention import window
-from lockstep.kernels.memory import hopper
-from lockstep.kernels.recurrences import decayed
+from lockstep.kernels.memory import hopper, token
+from lockstep.kernels.recurrences import decayed, delta, selective
 from lockstep.kernels.rows.operator import rows
-from lockstep.memory import Gates, Memory, MemorySpec, Outer, memorize
+from lockstep.memory import Gates, Memory, MemorySpec, Outer, begin, memorize
 from lockstep.memory.streaming import recollect_by_kernel
 from tests.kernels.machine_code import overwritten
 from tests.memory.cases import Fields
 
 HEADS, TIME, WIDTH, HIDDEN = 2, 128, 64, 128
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial", "chunk": 64}
 BIASES: list[Fields] = [
     {"bias": "lp", "p": 3},
@@ -55,10 +55,22 @@ SPECS = {
 }
 RECURRENCES = {"decayed": [(1, 16, 128, 64), (2, 2, 64, 128), (1, 1, 256, 512), (2, 2, 64, 65)]}
 """Heads of keys and of values, and their widths."""
+DELTAS = {"delta": [(64, 64), (128, 128), (96, 192), (256, 512)]}
+"""Widths of keys and of values."""
+SCANS = {"selective": [(16, torch.bfloat16), (16, torch.float32), (8, torch.bfloat16), (64, torch.bfloat16)]}
+"""Numbers of a channel, and what tokens come in."""
 ROWS = {"rows": [(64, 4), (128, 8), (16, 2)]}
 """Widths of heads, and taps of convolutions."""
 WINDOWS = {"window": [(1, 64, 4), (2, 64, 0), (1, 128, 16), (1, 32, 4), (1, 16, 4)]}
 """Heads that share keys, their width, and persistent tokens."""
+TOKENS = {
+    "token": [
+        (1, 128, MemorySpec(**WHOLE)),
+        (64, 128, MemorySpec(**WHOLE)),
+        (1, 256, MemorySpec(rule="gradient-descent", activation="silu", bias="huber")),
+    ]
+}
+"""Samples, hidden units, and memories that are given one token."""
 TRANSLATED = {"biases"}
 """As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
 STANDING = {"recall"}
@@ -150,12 +162,48 @@ def ask(spec: MemorySpec) -> None:
     recollect_by_kernel(queries, held, spec, outer).float().sum().backward()
 
 
+def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
+    """One token in bfloat16, written over the state and not."""
+
+    def gate() -> Tensor:
+        return torch.rand(batch, HEADS, 1)
+
+    def matrices(*leading: int) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(*leading, *shape) for shape in ((WIDTH, hidden), (hidden, WIDTH)))
+
+    queries, keys, values = (torch.randn(batch, HEADS, 1, WIDTH).bfloat16() for _ in range(3))
+    gates = Gates(gate(), gate(), gate() if spec.has_momentum else None, gate() if spec.bias == "huber" else None)
+    velocity = matrices(batch, HEADS) if spec.has_momentum else None
+    state = begin(Memory(matrices(batch, HEADS), velocity))
+    outer = Outer(torch.ones(HEADS, WIDTH), torch.zeros(HEADS, WIDTH), matrices(HEADS))
+    _, state = token.run(queries, keys, values, gates, state, spec, outer)
+    token.run_over(queries, keys, values, gates, state, spec, outer)
+
+
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
     """A decayed recurrence, likewise."""
     widths = ((groups, key_dim), (groups, key_dim), (heads, value_dim))
     queries, keys, values = (torch.randn(1, count, TIME, width).requires_grad_() for count, width in widths)
     log_keep, state = torch.zeros(1, heads, TIME).requires_grad_(), torch.zeros(1, heads, key_dim, value_dim)
     reads, _ = decayed.run(queries, keys, values, log_keep, state)
+    reads.sum().backward()
+
+
+def correct(key_dim: int, value_dim: int) -> None:
+    """The delta rule, likewise."""
+    widths = (key_dim, key_dim, value_dim)
+    queries, keys, values = (torch.randn(1, HEADS, TIME, width).requires_grad_() for width in widths)
+    rate, log_keep = (torch.zeros(1, HEADS, TIME).requires_grad_() for _ in range(2))
+    reads, _ = delta.run(queries, keys, values, rate, log_keep, torch.zeros(1, HEADS, key_dim, value_dim))
+    reads.sum().backward()
+
+
+def scan(d_state: int, low: torch.dtype) -> None:
+    """A selective scan, likewise."""
+    widths = (d_state, d_state, WIDTH)
+    queries, keys, values = (torch.randn(1, TIME, width, dtype=low).requires_grad_() for width in widths)
+    rate, decay = (torch.zeros(*shape).requires_grad_() for shape in ((1, TIME, WIDTH), (d_state, WIDTH)))
+    reads, _ = selective.run(queries, keys, values, rate, decay, torch.zeros(1, d_state, WIDTH))
     reads.sum().backward()
 
 
@@ -185,8 +233,14 @@ def main() -> None:
         hopper.programs = lambda _: (1,)  # type: ignore[assignment] # likewise
     for spec in SPECS.get(asked, ()):
         ask(spec) if asked in STANDING else run(spec)
+    for batch, hidden, spec in TOKENS.get(asked, ()):
+        decode(batch, hidden, spec)
     for sizes in RECURRENCES.get(asked, ()):
         recur(*sizes)
+    for widths in DELTAS.get(asked, ()):
+        correct(*widths)
+    for d_state, low in SCANS.get(asked, ()):
+        scan(d_state, low)
     for width, taps in ROWS.get(asked, ()):
         make_rows(width, taps)
     for shape in WINDOWS.get(asked, ()):

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from lockstep.laws.subject import randomise
+from lockstep.memory.ownership import given_up
 from lockstep.models.decoding import Decoder
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import build
 from lockstep.models.sampling import Sampling, sample
-from lockstep.models.state import State, given_up, map_state, named_tensors, stack
+from lockstep.models.state import State, map_state, named_tensors, stack
 
 ON_A_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_A_GPU else "cpu"

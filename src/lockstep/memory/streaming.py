@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.kernels.memory import token
 from lockstep.memory.checks import check
 from lockstep.memory.chunked import chunked
 from lockstep.memory.exact import exact
 from lockstep.memory.kernel import SIZES, kernel, lent, pays, tokens_at_once
+from lockstep.memory.ownership import is_given_up
 from lockstep.memory.retentions import Retained
 from lockstep.memory.rows import Rows
 from lockstep.memory.spec import MemorySpec
@@ -63,6 +65,9 @@ def stream(
     `by_kernel` says whether Triton runs what lies in whole chunks; None leaves it to `pays`.
     """
     check(queries, keys, values, gates, Memory(state.weights, state.velocity or None), spec)
+    if by_kernel is None and token.takes(queries, state, spec):
+        run = token.run_over if is_given_up() else token.run
+        return run(queries, keys, values, gates, state, spec, outer)
     batch, heads, time = keys.shape[:3]
     rows = Rows(batch, heads, arithmetic(keys.dtype))
     affine, anchor = rows.affine(outer), rows.anchor(outer, spec)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lockstep.memory.ownership import given_up
 from lockstep.models.recording import Recording
-from lockstep.models.state import State, given_up, map_state
+from lockstep.models.state import State, map_state
 
 if TYPE_CHECKING:
     from lockstep.models.language_model import LanguageModel
@@ -25,8 +26,7 @@ class Decoder:
     def __init__(self, model: LanguageModel, state: State) -> None:
         """The state given is left as it was. The model must be in the mode that it is to decode in."""
         self.model = model
-        # Each tensor on its own: two names of one would be written over twice.
-        self.state: State = map_state(Tensor.clone, state)
+        self.state: State = map_state(own, state)
         self.recording: Recording | None = None
         self.recorded = state["position"].device.type != "cuda"
         """Whether it was tried; on a CPU there is nothing to record."""
@@ -44,7 +44,7 @@ class Decoder:
     def _record(self, tokens: Tensor) -> None:
         """The kernels of a step, which is not taken; what cannot be recorded goes on token by token."""
         self.recorded = True
-        scratch = map_state(Tensor.clone, self.state)
+        scratch = map_state(own, self.state)
         for _ in range(WARM):
             advanced(self.model, scratch, tokens)
         del scratch
@@ -53,6 +53,11 @@ class Decoder:
         except RuntimeError as error:  # of memory, or of an operation that waits for the device
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"decoding is not replayed as a CUDA graph: {reason}", stacklevel=3)
+
+
+def own(tensor: Tensor) -> Tensor:
+    """In one piece, and no other's: two names of one tensor would be written over twice."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def advanced(model: LanguageModel, state: State, tokens: Tensor) -> Tensor:

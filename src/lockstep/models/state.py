@@ -7,7 +7,6 @@ step can be recorded once and replayed; nothing here changes a tree in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,6 @@ from torch import Tensor
 
 State = Any
 """`Tensor | dict[str, State] | tuple[State, ...]`; the type checker has no use for the recursion."""
-
-_given_up = False
-
-
-@contextmanager
-def given_up() -> Iterator[None]:
-    """Inside, `step` may write over the state it is given: nobody reads that again, and large caches are not copied."""
-    global _given_up  # what a block of code is in, not what a function is told
-    before, _given_up = _given_up, True
-    try:
-        yield
-    finally:
-        _given_up = before
-
-
-def is_given_up() -> bool:
-    return _given_up
 
 
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:

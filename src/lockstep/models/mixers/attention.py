@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from lockstep.kernels.attention import looking
 from lockstep.kernels.attention import window as kernels
+from lockstep.memory.ownership import is_given_up
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend, attend_in, skips
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.sight import Sight
 from lockstep.models.rotary import rotate, table
-from lockstep.models.state import is_given_up
 
 POSITION_BYTES = 8
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.kernels.recurrences import selective as kernels
 from lockstep.memory.derivatives import only_first
 from lockstep.memory.types import arithmetic, exactly
 
@@ -61,6 +62,8 @@ def selective_scan(
     queries, keys [batch, time, d_state], values, rate [batch, time, channels], decay [d_state, channels], state [batch,
     d_state, channels]; rate and decay are not negative. Chunks have at most `chunk` tokens; no result depends on it.
     """
+    if kernels.takes(keys, values, state):
+        return kernels.run(queries, keys, values, rate, decay, state)
     exact = arithmetic(state.dtype)
     queries, keys, values, rate, decay, state = (x.to(exact) for x in (queries, keys, values, rate, decay, state))
     # Powers of two: a processor's exponential takes up to four times as long.

@@ -1,0 +1,179 @@
+"""One token of each row through a memory of two matrices, as decoding asks for it: where our kernels do that.
+
+Of a row they read its point, weights and velocity once and write what comes after them once; all is computed in 32
+bits, from tokens of 16 or 32. Derivatives there are none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+WIDTHS = (16, 32, 64, 128)
+"""Of heads."""
+HIDDEN = (16, 32, 64, 128, 256, 512)
+LARGEST = 16384
+"""Numbers of a matrix, of which a program has both at once."""
+TRUSTED = False
+"""Whether they run at all: not before they were compared with the torch form on a GPU."""
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+Matrices = tuple[Tensor, ...]
+
+
+class Gates(Protocol):
+    """[batch, heads, 1] each."""
+
+    @property
+    def keep(self) -> Tensor: ...
+    @property
+    def rate(self) -> Tensor: ...
+    @property
+    def momentum(self) -> Tensor | None: ...
+    @property
+    def threshold(self) -> Tensor | None: ...
+
+
+class State(Protocol):
+    """As `lockstep.memory.streaming` has it."""
+
+    @property
+    def point(self) -> Matrices: ...
+    @property
+    def weights(self) -> Matrices: ...
+    @property
+    def velocity(self) -> Matrices: ...
+    @property
+    def position(self) -> Tensor: ...
+    def _replace(
+        self, *, point: Matrices = ..., weights: Matrices = ..., velocity: Matrices = ..., position: Tensor = ...
+    ) -> Self: ...
+
+
+class Spec(Protocol):
+    """What kernels know of `lockstep.memory.spec`."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def residual(self) -> bool: ...
+    @property
+    def norm(self) -> bool: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def bias(self) -> str: ...
+    @property
+    def p(self) -> float: ...
+    @property
+    def huber_form(self) -> str: ...
+    @property
+    def retention(self) -> str: ...
+    @property
+    def decay_to(self) -> str: ...
+    @property
+    def clip(self) -> float | None: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def read(self) -> str: ...
+
+
+class Outer(Protocol):
+    """As `lockstep.memory.types` has it."""
+
+    @property
+    def gain(self) -> Tensor | None: ...
+    @property
+    def shift(self) -> Tensor | None: ...
+    @property
+    def initial(self) -> Matrices | None: ...
+
+
+S = TypeVar("S", bound=State)
+
+
+def takes(queries: Tensor, state: State, spec: Spec) -> bool:
+    """Whether these kernels should run for queries [batch, heads, time, width]: one token each, and no derivative."""
+    if not TRUSTED or queries.device.type != "cuda" or not INSTALLED:
+        return False
+    if queries.shape[2] != 1 or torch.is_grad_enabled():
+        return False
+    return queries.dtype in (torch.bfloat16, torch.float32) and knows(state, spec)
+
+
+def knows(state: State, spec: Spec) -> bool:
+    """Whether there are kernels for such a memory."""
+    if spec.layers != 2 or spec.retention != "l2" or spec.clip is not None or spec.read != "after":
+        return False
+    (width, hidden), out = state.weights[0].shape[-2:], state.weights[1].shape[-1]
+    fits = width in WIDTHS and hidden in HIDDEN and out == width and width * hidden <= LARGEST
+    return fits and spec.bias != "dot" and state.weights[0].dtype is torch.float32
+
+
+def run(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, state: S, spec: Spec, outer: Outer
+) -> tuple[Tensor, S]:
+    """As `stream` for one token: reads [batch, heads, 1, width] and the state after it."""
+    # Triton is needed where it is used alone.
+    from lockstep.kernels.memory.token_operator import memory_token
+
+    held = [[matrix.contiguous() for matrix in pair] for pair in (state.point, state.weights, state.velocity)]
+    token, setting = operands(queries, keys, values, gates, spec, outer)
+    reads, point, weights, velocity, position = memory_token(*token, *held, state.position.contiguous(), *setting)
+    after = state._replace(point=tuple(point), weights=tuple(weights), velocity=tuple(velocity), position=position)
+    return reads[:, :, None], after
+
+
+def run_over(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, state: S, spec: Spec, outer: Outer
+) -> tuple[Tensor, S]:
+    """The same, written over the state, which must be `separate`."""
+    from lockstep.kernels.memory.token_operator import memory_token_
+
+    # A compiler knows nothing of addresses; whoever gave the state up has seen to it.
+    if not torch.compiler.is_compiling() and not separate(state):
+        raise ValueError("a state that is written over must be in tensors of their own, each in one piece")
+    token, setting = operands(queries, keys, values, gates, spec, outer)
+    held = [list(pair) for pair in (state.point, state.weights, state.velocity)]
+    reads = memory_token_(*token, *held, state.position, *setting)
+    return reads[:, :, None], state
+
+
+def separate(state: State) -> bool:
+    """Whether no two tensors of a state are one, and each lies in one piece."""
+    tensors = [*state.point, *state.weights, *state.velocity, state.position]
+    return all(x.is_contiguous() for x in tensors) and len({x.data_ptr() for x in tensors}) == len(tensors)
+
+
+def operands(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, spec: Spec, outer: Outer
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What operators are given before the state and behind it."""
+    tokens = (x[:, :, 0].contiguous() for x in (queries, keys, values))
+    scalars = (present(gate, lambda x: x[:, :, 0].float().contiguous()) for gate in each(gates))
+    lent = (present(x, Tensor.contiguous) for x in (outer.gain, outer.shift)) if spec.norm else (None, None)
+    loss = spec.huber_form if spec.bias == "huber" else spec.bias
+    setting = spec.chunk, spec.residual, spec.norm, loss, float(spec.p), spec.activation
+    return (*tokens, *scalars, *lent, anchors(spec, outer)), setting
+
+
+def each(gates: Gates) -> tuple[Tensor | None, ...]:
+    return gates.keep, gates.rate, gates.momentum, gates.threshold
+
+
+def present(x: Tensor | None, function: Callable[[Tensor], Tensor]) -> Tensor | None:
+    return None if x is None else function(x)
+
+
+def anchors(spec: Spec, outer: Outer) -> list[Tensor]:
+    """Where forgetting leads, [heads or batch × heads, in, out] each; none is zero."""
+    if spec.decay_to == "zero":
+        return []
+    if outer.initial is None:
+        raise ValueError("decay to the initial weights needs them in `outer`")
+    return [(matrix if matrix.ndim == 3 else matrix.flatten(0, 1)).contiguous() for matrix in outer.initial]

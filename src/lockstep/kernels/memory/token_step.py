@@ -1,0 +1,218 @@
+"""One token through a memory of two matrices: what the kernels of `token` do.
+
+Vectors meet matrices here, and all of it is multiplied and added in 32 bits. Tiles hold hidden units along the first
+axis and the width along the second, for both matrices alike: rows [1, WIDTH] are tokens, columns [UNITS, 1] are what
+hidden units hold.
+
+Where programs share a row, each has some of the hidden units. What units must know of each other before they learn is
+the error of the answer at the point alone, so that every program computes that for itself: it reads all of the point
+for it, and of everything else what is its own. What they have to tell each other afterwards are their parts of the new
+answer, which a second kernel adds up. No program waits for another.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lockstep.kernels.memory.activations import activate, activated_and_slope
+from lockstep.kernels.memory.heads import last_error, normalised, said
+from lockstep.kernels.memory.tiles import place, turned
+
+
+@triton.jit
+def through_first(row: tl.tensor, first: tl.tensor) -> tl.tensor:
+    """What units hold, [UNITS, 1], before their activation."""
+    return tl.sum(first * row, axis=1, keep_dims=True)
+
+
+@triton.jit
+def through_second(held: tl.tensor, second: tl.tensor) -> tl.tensor:
+    """What units say together, [1, WIDTH]."""
+    return tl.sum(second * held, axis=0, keep_dims=True)
+
+
+@triton.jit
+def lent(parameters: tl.tensor, where: tl.tensor, otherwise: tl.constexpr) -> tl.tensor:
+    """What the outer model lends, or the number that stands for nothing."""
+    if parameters is None:
+        numbers = tl.full(where.shape, otherwise, tl.float32)
+    else:
+        numbers = tl.load(parameters + where).to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def closing(position: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
+    """Whether the token that stands here is the last of its chunk."""
+    return position.to(tl.int32) % CHUNK == CHUNK - 1
+
+
+@triton.jit
+def stored_if(wanted: tl.tensor, to: tl.tensor, numbers: tl.tensor) -> None:
+    if wanted:
+        tl.store(to, numbers)
+
+
+@triton.jit
+def copied_if(wanted: tl.tensor, to: tl.tensor, numbers: tl.tensor) -> None:
+    if wanted:
+        tl.store(to, tl.load(numbers))
+
+
+@triton.jit
+def read_from(
+    answer: tl.tensor, query: tl.tensor, gain: tl.tensor, shift: tl.tensor, NORM: tl.constexpr, RESIDUAL: tl.constexpr
+) -> tl.tensor:
+    """What follows the last matrix; everything is [1, WIDTH]."""
+    normal, _ = normalised(answer, NORM, 1)
+    return said(normal, query, gain, shift, NORM, RESIDUAL)
+
+
+@triton.jit
+def token_kernel(
+    queries: tl.tensor,  # [rows, WIDTH]
+    keys: tl.tensor,
+    values: tl.tensor,
+    keep: tl.tensor,  # [rows]
+    rate: tl.tensor,
+    momentum: tl.tensor,
+    threshold: tl.tensor,
+    gain: tl.tensor,  # [heads, WIDTH]
+    shift: tl.tensor,
+    anchor_1: tl.tensor,  # [anchor_rows, WIDTH, HIDDEN]
+    anchor_2: tl.tensor,  # [anchor_rows, HIDDEN, WIDTH]
+    point_1: tl.tensor,  # [rows, WIDTH, HIDDEN]
+    point_2: tl.tensor,  # [rows, HIDDEN, WIDTH]
+    weights_1: tl.tensor,
+    weights_2: tl.tensor,
+    velocity_1: tl.tensor,
+    velocity_2: tl.tensor,
+    position: tl.tensor,  # [batch]
+    next_point_1: tl.tensor,  # from here on what comes out, shaped as what went in
+    next_point_2: tl.tensor,
+    next_weights_1: tl.tensor,
+    next_weights_2: tl.tensor,
+    next_velocity_1: tl.tensor,
+    next_velocity_2: tl.tensor,
+    next_position: tl.tensor,
+    reads: tl.tensor,  # [rows, WIDTH], where a row has one program
+    parts: tl.tensor,  # [rows, SPLIT, WIDTH] in 32 bits, where it has more: what each has to say
+    heads: int,
+    anchor_rows: int,
+    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    IN_PLACE: tl.constexpr,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BIAS: tl.constexpr,
+    P: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+) -> None:
+    """One program is one part of the hidden units of one row; IN_PLACE says that what comes out is what went in."""
+    index, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    row, sample, head = index.to(tl.int64), index // heads, index % heads
+    SIZE: tl.constexpr = WIDTH * HIDDEN
+    UNITS: tl.constexpr = HIDDEN // SPLIT
+
+    # Everything is asked for before anything is waited for, and first what is waited for first.
+    whole_1 = tl.load(point_1 + row * SIZE + turned(HIDDEN, WIDTH, HIDDEN))
+    whole_2 = tl.load(point_2 + row * SIZE + place(WIDTH, HIDDEN, WIDTH))
+    wide = tl.arange(0, WIDTH)[None, :]
+    at = tl.load(position + sample)
+    key = tl.load(keys + row * WIDTH + wide).to(tl.float32)
+    value = tl.load(values + row * WIDTH + wide).to(tl.float32)
+    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
+    kept, step = tl.load(keep + row), tl.load(rate + row)
+    turn = 0.0 if threshold is None else tl.load(threshold + row)
+    g, s = lent(gain, head * WIDTH + wide, 1.0), lent(shift, head * WIDTH + wide, 0.0)
+    own_1 = part * UNITS + turned(HIDDEN, WIDTH, UNITS)
+    own_2 = part * UNITS * WIDTH + place(WIDTH, UNITS, WIDTH)
+    at_1, at_2 = row * SIZE + own_1, row * SIZE + own_2
+    start_1, start_2 = whole_1, whole_2
+    if SPLIT > 1:
+        start_1, start_2 = tl.load(point_1 + at_1), tl.load(point_2 + at_2)
+    held_1, held_2 = tl.load(weights_1 + at_1), tl.load(weights_2 + at_2)
+    if momentum is not None:
+        coasting = tl.load(momentum + row)
+        moved_1, moved_2 = tl.load(velocity_1 + at_1), tl.load(velocity_2 + at_2)
+    if anchor_1 is not None:
+        first = (index % anchor_rows).to(tl.int64) * SIZE
+        rest_1, rest_2 = tl.load(anchor_1 + first + own_1), tl.load(anchor_2 + first + own_2)
+
+    # The error at the point.
+    answer = through_second(activate(through_first(key, whole_1), ACTIVATION), whole_2)
+    normal, scale = normalised(answer, NORM, 1)
+    error = last_error(normal, scale, key, value, g, s, turn, NORM, RESIDUAL, BIAS, P, 1)
+
+    # The step, and what the first matrix says after it.
+    x, slope = activated_and_slope(through_first(key, start_1), ACTIVATION)
+    back = tl.sum(start_2 * error, axis=1, keep_dims=True) * slope
+    change_1, change_2 = (back * -step) * key, x * (error * -step)
+    if momentum is not None:
+        change_1 += moved_1 * coasting
+        change_2 += moved_2 * coasting
+        tl.store(next_velocity_1 + at_1, change_1)
+        tl.store(next_velocity_2 + at_2, change_2)
+    held_1, held_2 = held_1 * kept + change_1, held_2 * kept + change_2
+    if anchor_1 is not None:
+        held_1 += rest_1.to(tl.float32) * (1.0 - kept)
+        held_2 += rest_2.to(tl.float32) * (1.0 - kept)
+    tl.store(next_weights_1 + at_1, held_1)
+    tl.store(next_weights_2 + at_2, held_2)
+    closes = closing(at, CHUNK)
+    if not IN_PLACE:
+        tl.store(next_point_1 + at_1, tl.where(closes, held_1, start_1))
+        tl.store(next_point_2 + at_2, tl.where(closes, held_2, start_2))
+        if (head == 0) & (part == 0):
+            tl.store(next_position + sample, at + 1)
+    elif SPLIT == 1:
+        tl.debug_barrier()  # all of the point is read before any of it is written
+        stored_if(closes, next_point_1 + at_1, held_1)
+        stored_if(closes, next_point_2 + at_2, held_2)
+
+    answer = through_second(activate(through_first(query, held_1), ACTIVATION), held_2)
+    if SPLIT == 1:
+        read = read_from(answer, query, g, s, NORM, RESIDUAL)
+        tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
+    else:
+        tl.store(parts + (row * SPLIT + part) * WIDTH + wide, answer)
+
+
+@triton.jit
+def token_answer_kernel(
+    parts: tl.tensor,  # [rows, SPLIT, WIDTH] in 32 bits
+    queries: tl.tensor,  # [rows, WIDTH]
+    gain: tl.tensor,  # [heads, WIDTH]
+    shift: tl.tensor,
+    weights_1: tl.tensor,  # [rows, WIDTH, HIDDEN], as they are now
+    weights_2: tl.tensor,
+    position: tl.tensor,  # [batch], as it was
+    point_1: tl.tensor,  # what comes out where it is in place and a chunk closes
+    point_2: tl.tensor,
+    reads: tl.tensor,  # [rows, WIDTH]: what comes out
+    heads: int,
+    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    IN_PLACE: tl.constexpr,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+) -> None:
+    """One program is one row. Nobody reads the old point any more."""
+    index = tl.program_id(0)
+    row, sample, head = index.to(tl.int64), index // heads, index % heads
+    wide = tl.arange(0, WIDTH)[None, :]
+    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
+    g, s = lent(gain, head * WIDTH + wide, 1.0), lent(shift, head * WIDTH + wide, 0.0)
+    said_by_parts = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
+    read = read_from(tl.sum(said_by_parts, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
+    tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
+    if IN_PLACE:
+        closes = closing(tl.load(position + sample), CHUNK)
+        where = row * WIDTH * HIDDEN + tl.arange(0, WIDTH * HIDDEN)
+        copied_if(closes, point_1 + where, weights_1 + where)
+        copied_if(closes, point_2 + where, weights_2 + where)

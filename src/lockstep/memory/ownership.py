@@ -1,0 +1,26 @@
+"""Whose a state is: `step` leaves it as it was, unless it is told that nobody reads it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_given_up = False
+
+
+@contextmanager
+def given_up() -> Iterator[None]:
+    """Inside, `step` may write over the state it is given, so that large caches and memories are not copied.
+
+    Whoever says so gives each tensor of it in one piece, and no two that are one.
+    """
+    global _given_up
+    before, _given_up = _given_up, True
+    try:
+        yield
+    finally:
+        _given_up = before
+
+
+def is_given_up() -> bool:
+    return _given_up
