@@ -15,6 +15,7 @@ Objective = Literal["causal_lm", "masked_lm"]
 OptimizerName = Literal["adamw", "muon", "adopt-atan2"]
 ScheduleName = Literal["cosine", "wsd", "polynomial", "one-cycle", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Backend = Literal["auto", "torch", "triton", "fla"]
 
 
 class TrainingSpec(Spec):
@@ -64,6 +65,8 @@ class TrainingSpec(Spec):
     use_tf32: bool = True
     use_gradient_checkpointing: bool = False
     compile: bool = False
+    backend: Backend = "auto"
+    """Whose kernels may run where there are several."""
 
     # Checkpoints.
     checkpoint_schedule: tuple[PositiveInt, ...] = ()

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
+
 Operation = Literal["decayed", "channel-decayed", "delta-rule", "gated-delta-rule"]
 
 FUNCTIONS: dict[Operation, tuple[str, str]] = {
@@ -37,7 +39,7 @@ _ran: set[Operation] = set()
 def takes(operation: Operation, *rows: Tensor) -> bool:
     """Whether these kernels should run an operation on rows [batch, heads, time, width], all on one device."""
     device, time = rows[0].device, rows[0].shape[2]
-    if device.type != "cuda" or time == 1 or not torch.is_autocast_enabled("cuda"):
+    if device.type != "cuda" or time == 1 or not torch.is_autocast_enabled("cuda") or not allows("fla"):
         return False
     if max(row.shape[-1] for row in rows) > WIDEST or torch.get_autocast_dtype("cuda") is not torch.bfloat16:
         return False

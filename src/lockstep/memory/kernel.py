@@ -11,6 +11,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.types import Gates, Memory, Outer, Weights
 
@@ -45,7 +46,7 @@ def tokens_at_once(spec: MemorySpec) -> int:
 
 def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
     """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch."""
-    if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16:
+    if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16 or not allows("triton"):
         return False
     width, chunk = weights[0].shape[-2], spec.chunk
     fits = spec.layers == 2 and width <= 64 and chunk <= 64

@@ -20,7 +20,7 @@ FREE = (
 )
 """What is a contestant's own, or changes no number."""
 
-NOTED = ("training.compile", "training.device", "training.distribution")
+NOTED = ("training.backend", "training.compile", "training.device", "training.distribution")
 """How a run was computed: allowed to differ, and said."""
 
 NOTED_FACTS = ("device", "git_commit_hash", "kernel_backend", "versions", "world_size")

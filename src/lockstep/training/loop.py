@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from lockstep.errors import UserError
 from lockstep.evaluation.language import HeldOut, score_causal, score_masked
 from lockstep.evaluation.samples import continue_text
+from lockstep.kernels.backends import missing, using
 from lockstep.models.loss import TokenLosses
 from lockstep.models.sampling import Sampling
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
@@ -44,6 +46,9 @@ class Trainer:
     def __init__(self, context: Context, trunk: Checkpoint | None = None) -> None:
         self.context = context
         self.training, cooling = context.run.training, context.cooling
+        lacking = missing(self.training.backend)
+        if lacking is not None:
+            raise UserError(f"training.backend is {self.training.backend}, but {lacking}")
         self.last_step = context.plan.steps if cooling is None else cooling.end
         self.milestones = context.plan.milestones if cooling is None else (cooling.end,)
         self.ledger = Ledger()
@@ -92,9 +97,10 @@ class Trainer:
         torch.set_float32_matmul_precision("high" if self.training.use_tf32 else "highest")
         self.recorder.restart_clock()
         try:
-            for _ in range(min(turn, self.last_step - self.ledger.step)):
-                self.step()
-                self.after_step(request)
+            with using(self.training.backend):
+                for _ in range(min(turn, self.last_step - self.ledger.step)):
+                    self.step()
+                    self.after_step(request)
         except Diverged as diverged:
             kept = newest_checkpoint(self.context.folder)
             where = "no checkpoint was taken before" if kept is None else f"the last good checkpoint is {kept.folder}"

@@ -22,6 +22,7 @@ from lockstep.training.checkpoint import checkpoint_steps
 MAY_CHANGE = (
     "evaluation.batch_size",
     "logging",
+    "training.backend",
     "training.compile",
     "training.device",
     "training.distribution",

@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
+
 WIDTHS = (16, 32, 64, 128)
 """Numbers of a head."""
 SLOTS = 64
@@ -27,7 +29,8 @@ def takes(queries: Tensor) -> bool:
     """Whether these kernels should run for queries [batch, heads, time, width]: one token each, and no derivative."""
     if not TRUSTED or queries.device.type != "cuda" or queries.shape[2] != 1 or torch.is_grad_enabled():
         return False
-    return queries.dtype in (torch.bfloat16, torch.float32) and queries.shape[3] in WIDTHS and INSTALLED
+    fits = queries.dtype in (torch.bfloat16, torch.float32) and queries.shape[3] in WIDTHS
+    return fits and INSTALLED and allows("triton")
 
 
 def run(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

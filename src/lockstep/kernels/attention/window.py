@@ -11,6 +11,8 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
+
 WIDTHS = (16, 32, 64, 128)
 """Numbers of a head."""
 MOST = 16
@@ -20,7 +22,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 def takes(qkv: Tensor, width: int, persistent: int) -> bool:
     """Whether these kernels should run on projections [batch, time, heads × width]."""
-    if qkv.device.type != "cuda" or qkv.dtype is not torch.bfloat16:
+    if qkv.device.type != "cuda" or qkv.dtype is not torch.bfloat16 or not allows("triton"):
         return False
     return width in WIDTHS and persistent <= MOST and INSTALLED
 

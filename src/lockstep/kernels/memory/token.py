@@ -13,6 +13,8 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
+
 WIDTHS = (16, 32, 64, 128)
 """Of heads."""
 HIDDEN = (16, 32, 64, 128, 256, 512)
@@ -99,7 +101,7 @@ S = TypeVar("S", bound=State)
 
 def takes(queries: Tensor, state: State, spec: Spec) -> bool:
     """Whether these kernels should run for queries [batch, heads, time, width]: one token each, and no derivative."""
-    if not TRUSTED or queries.device.type != "cuda" or not INSTALLED:
+    if not TRUSTED or queries.device.type != "cuda" or not INSTALLED or not allows("triton"):
         return False
     if queries.shape[2] != 1 or torch.is_grad_enabled():
         return False

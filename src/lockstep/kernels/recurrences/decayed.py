@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
+
 CHUNK = 64
 """Tokens worked on as one."""
 KEY_DIMS = (64, 128, 256)
@@ -30,7 +32,7 @@ def takes(keys: Tensor, values: Tensor) -> bool:
     if torch.get_autocast_dtype("cuda") is not torch.bfloat16:
         return False
     fits = keys.shape[-1] in KEY_DIMS and values.shape[-1] <= WIDEST
-    return fits and keys.shape[2] % CHUNK == 0 and INSTALLED
+    return fits and keys.shape[2] % CHUNK == 0 and INSTALLED and allows("triton")
 
 
 def run(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
 from lockstep.kernels.recurrences.decayed import CHUNK, INSTALLED, MULTIPLE, WIDEST, token_wise
 
 WIDEST_KEY = 256
@@ -24,7 +25,7 @@ def takes(keys: Tensor, values: Tensor) -> bool:
     if torch.get_autocast_dtype("cuda") is not torch.bfloat16:
         return False
     fits = keys.shape[-1] <= WIDEST_KEY and values.shape[-1] <= WIDEST
-    return fits and keys.shape[2] % CHUNK == 0 and INSTALLED
+    return fits and keys.shape[2] % CHUNK == 0 and INSTALLED and allows("triton")
 
 
 def run(

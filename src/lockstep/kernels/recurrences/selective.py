@@ -10,6 +10,8 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
+
 D_STATES = (8, 16, 32, 64)
 TILE = 512
 """States that a program has at a time, 16 to a thread; channels come in whole blocks of them."""
@@ -21,7 +23,7 @@ TRUSTED = False
 
 def takes(keys: Tensor, values: Tensor, state: Tensor) -> bool:
     """Whether these kernels should run on keys [batch, time, d_state] and values [batch, time, channels]."""
-    if not TRUSTED or values.device.type != "cuda" or not INSTALLED:
+    if not TRUSTED or values.device.type != "cuda" or not INSTALLED or not allows("triton"):
         return False
     if state.dtype is not torch.float32 or keys.dtype not in TOKENS or values.dtype not in TOKENS:
         return False

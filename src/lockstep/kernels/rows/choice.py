@@ -7,6 +7,8 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from lockstep.kernels.backends import allows
+
 FEWEST, MOST = 2, 8
 """Taps of a convolution."""
 WIDEST = 128
@@ -16,7 +18,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 def takes(projected: Tensor, width: int, taps: int) -> bool:
     """Whether these kernels should run on projections [batch, time, parts × heads × width]."""
-    if projected.device.type != "cuda" or projected.dtype is not torch.bfloat16:
+    if projected.device.type != "cuda" or projected.dtype is not torch.bfloat16 or not allows("triton"):
         return False
     return fits(width, taps) and projected.shape[1] > 0 and INSTALLED
 
