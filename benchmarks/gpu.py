@@ -87,9 +87,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
         one.add_argument("--rounds", type=int, default=5)
         one.add_argument("--size", type=numbers("/"), default=Size(), help="dim/depth/heads, for a trial")
         one.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
-        how = one.add_mutually_exclusive_group()
-        how.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="blocks")
-        how.add_argument("--compile-model", dest="compiled", action="store_const", const="model", help="as one graph")
+        one.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="blocks")
+    training.add_argument("--compile-model", dest="compiled", action="store_const", const="model", help="as one graph")
     asked = parser.parse_args(words)
     if len(asked.size) != len(Size._fields):
         parser.error("--size takes dim/depth/heads, such as 512/16/8")

@@ -87,7 +87,7 @@ class Contestant:
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.gradients = Gradients(self.learn, self.model.parameters(), replayed=self.replayed)
+        self.gradients = Gradients(self.model.parameters(), replayed=self.replayed)
 
     @property
     def batch(self) -> int:
@@ -95,7 +95,7 @@ class Contestant:
 
     def step(self) -> None:
         """Forward, loss, backward, optimizer; nothing waits for the device."""
-        self.gradients(self.tokens)
+        self.gradients(self.learn, self.tokens)
         self.optimizer.step()
         self.gradients.clear()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from device import allocated, release, seconds_of
+from device import allocated, peak_bytes_of, release, seconds_of
 from gpu_contestants import BASELINE, LMM, LONGEST, MAC, MAG, MAL, MEMORIES, RIVALS, VOCABULARY, specification
 from gpu_training import backend, in_one_line, times
 from side_by_side import emit, paired, say
@@ -127,18 +127,17 @@ def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     torch.manual_seed(0)
     spec = specification(name, asked.size)
     model = spec.build().to(asked.device, torch.bfloat16).eval()
-    if asked.compiled != "nothing":
-        compile_steps(model)
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
     room = case.length + (asked.rounds + 2) * DECODED
     others = allocated(asked.device)
-    read(model, context[:, : min(case.length, 2 * PIECE)], room)
+    peak = peak_bytes_of(lambda: read(model, context, room), others, asked.device)
     found: list[tuple[Tensor, State]] = []
     seconds = seconds_of(lambda: found.append(read(model, context, room)), 1, asked.device)
     logits, state = found.pop()
-    peak = torch.cuda.max_memory_allocated(asked.device) - others if asked.device.type == "cuda" else None
     facts = {"state_bytes": state_bytes(state) // case.batch, "prefill_peak_bytes": peak}
+    if asked.compiled != "nothing":
+        compile_steps(model)
     writer = Writer(model, Decoder(model, state), logits.argmax(dim=-1, keepdim=True), seconds, facts)
     del state
     for _ in range(DECODED):

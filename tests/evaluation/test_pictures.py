@@ -91,7 +91,7 @@ def test_attention_of_one_layer_by_hand() -> None:
     (found,) = attention_pictures(model, tokens)
     block = next(iter(model.layers))
     attention = block.mixer
-    queries, keys, _ = attention.project(block.before(model.embed(tokens, None)), torch.arange(TIME)[None])  # type: ignore[operator] # attention, as its architecture says
+    queries, keys, _ = attention.apart(attention.qkv(block.before(model.embed(tokens, None))), torch.arange(TIME)[None])  # type: ignore[operator] # attention, as its architecture says
     expected = torch.zeros(TIME, TIME, dtype=torch.float64)
     for row in range(TIME):
         scores = [queries[0, :, row] * keys[0, :, column] for column in range(row + 1)]

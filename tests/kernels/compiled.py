@@ -26,7 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTen
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lockstep.kernels.attention import window
+from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
 from lockstep.kernels.recurrences import decayed, delta, selective
 from lockstep.kernels.rows.operator import rows
@@ -36,7 +36,7 @@ from tests.kernels.machine_code import overwritten
 from tests.memory.cases import Fields
 
 HEADS, TIME, WIDTH, HIDDEN = 2, 128, 64, 128
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64"}
 WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial", "chunk": 64}
 BIASES: list[Fields] = [
     {"bias": "lp", "p": 3},
@@ -63,6 +63,8 @@ ROWS = {"rows": [(64, 4), (128, 8), (16, 2)]}
 """Widths of heads, and taps of convolutions."""
 WINDOWS = {"window": [(1, 64, 4), (2, 64, 0), (1, 128, 16), (1, 32, 4), (1, 16, 4)]}
 """Heads that share keys, their width, and persistent tokens."""
+CACHES = {"look": [(1, 64, 1024), (4, 128, 65)]}
+"""Heads that share keys, their width, and slots."""
 TOKENS = {
     "token": [
         (1, 128, MemorySpec(**WHOLE)),
@@ -207,13 +209,19 @@ def scan(d_state: int, low: torch.dtype) -> None:
     reads.sum().backward()
 
 
-def look(group: int, width: int, persistent: int) -> None:
+def attend(group: int, width: int, persistent: int) -> None:
     """Attention in a window, likewise; where heads are 64 wide, with a second row and turned."""
     own = tuple(torch.randn(HEADS, persistent, width, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
     qkv = torch.randn(1, TIME, (group + 2) * HEADS * width, dtype=torch.bfloat16).requires_grad_()
     said = qkv[..., : 2 * HEADS * width] if width == WIDTH else None
     turns = torch.randn(2, TIME, width // 4) if width == WIDTH else None
     window.run(qkv, said, (own[0], own[1]), turns, 64).float().sum().backward()
+
+
+def look(group: int, width: int, slots: int) -> None:
+    """One token's attention over a cache, likewise."""
+    queries, cache = torch.randn(1, group * HEADS, 1, width).bfloat16(), torch.randn(1, HEADS, slots, width).bfloat16()
+    looking.run(queries, cache, cache, torch.ones(1, 1, 1, slots, dtype=torch.bool))
 
 
 def make_rows(width: int, taps: int) -> None:
@@ -244,6 +252,8 @@ def main() -> None:
     for width, taps in ROWS.get(asked, ()):
         make_rows(width, taps)
     for shape in WINDOWS.get(asked, ()):
+        attend(*shape)
+    for shape in CACHES.get(asked, ()):
         look(*shape)
     sys.stdout.write(json.dumps(sorted(seen)))
 

@@ -82,7 +82,7 @@ def inputs(time: int) -> Tensor:
 
 
 def at_once(mixer: Attention, x: Tensor, window: int) -> Tensor:
-    queries, keys, values = mixer.project(x, torch.arange(x.shape[1])[None])
+    queries, keys, values = mixer.apart(mixer.qkv(x), torch.arange(x.shape[1])[None])
     keys, values = mixer.before_prefix(keys, values, mixer.prefix())
     return mixer.merge(attend_in(Sight(1, window, x.shape[1]), queries, keys, values))
 

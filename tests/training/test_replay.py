@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.models.recording import WARM
 from lockstep.models.registry import build
 from lockstep.training.compilation import compile_blocks
-from lockstep.training.replay import WARM, Gradients
+from lockstep.training.replay import Gradients
 from lockstep.training.run import train
 from tests.training.tiny_runs import losses, tiny_run
 
@@ -29,7 +31,7 @@ class Learner:
         self.idle = nn.Parameter(torch.ones(3, device=DEVICE))
         self.waits = waits
         parameters = [*self.model.parameters(), self.idle]
-        self.gradients = Gradients(self.compute, parameters, replayed=replayed)
+        self.gradients = Gradients(parameters, replayed=replayed)
         self.optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
 
     def compute(self, x: Tensor, weights: Tensor | None, share: Tensor) -> Tensor:
@@ -47,7 +49,10 @@ class Learner:
             parts = torch.randn(2, rows, 8).to(DEVICE)
             weights = torch.rand(2, rows, 8).to(DEVICE) if weighted else None
             share = torch.full((), 1 / (step + 1), device=DEVICE)
-            told = [self.gradients(x, None if weights is None else weights[i], share) for i, x in enumerate(parts)]
+            told = [
+                self.gradients(self.compute, x, None if weights is None else weights[i], share)
+                for i, x in enumerate(parts)
+            ]
             self.optimizer.step()
             self.gradients.clear()
             found.append(float(sum(told)))
@@ -82,8 +87,10 @@ def test_what_cannot_be_recorded_goes_on(waits: bool) -> None:
     """Here because the step waits for the device, or because there is none."""
     replayed, plain = Learner(replayed=True, waits=waits), Learner(replayed=False)
     wanted = plain.steps(WARM + 3)
+    stream = torch.cuda.current_stream() if ON_A_GPU else None
     with pytest.warns(UserWarning, match="not replayed as a CUDA graph"):
         found = replayed.steps(WARM + 3)
+    assert stream == (torch.cuda.current_stream() if ON_A_GPU else None)
     assert found == wanted
     assert not replayed.gradients.recordings
     for one, other in zip(replayed.gradients.parameters, plain.gradients.parameters, strict=True):
@@ -110,10 +117,11 @@ def test_models_can_be_recorded(name: str) -> None:
             loss.backward()
             return loss.detach()
 
-        gradients = Gradients(compute, model.parameters(), replayed=replayed)
+        gradients = Gradients(model.parameters(), replayed=replayed)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         for step in range(6):
-            told = gradients(torch.randint(17, (2, 257), generator=torch.Generator().manual_seed(step)).to(DEVICE))
+            tokens = torch.randint(17, (2, 257), generator=torch.Generator().manual_seed(step)).to(DEVICE)
+            told = gradients(compute, tokens)
             optimizer.step()
             gradients.clear()
         found.append(float(told))
@@ -129,7 +137,10 @@ def test_runs_learn_alike(tiny_corpus: Path, tmp_path: Path) -> None:
     for compiled in (True, False):
         training = {"compile": compiled, "device": "cuda", "gradient_accumulation_steps": 2, "precision": "bf16"}
         quiet = {"dropout": 0.0, "attention_dropout": 0.0}
-        run = tiny_run(tiny_corpus, "transformer++", training=training, model=quiet)
-        train(run, tmp_path / str(compiled))
+        evaluation = {"interval": 4, "sequences": 8, "sample_prompt": "It", "sample_tokens": 5}
+        run = tiny_run(tiny_corpus, "transformer++", training=training, model=quiet, evaluation=evaluation)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*not replayed")
+            train(run, tmp_path / str(compiled))
         found.append(losses(tmp_path / str(compiled)))
     assert found[0] == pytest.approx(found[1], rel=2e-2)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lockstep.memory.ownership import given_up
-from lockstep.models.recording import Recording
+from lockstep.models.recording import WARM, Recording, recorded
 from lockstep.models.state import State, map_state
 
 if TYPE_CHECKING:
     from lockstep.models.language_model import LanguageModel
-
-WARM = 2
-"""Steps before one is recorded: the first compiles, and the next may still choose kernels."""
 
 
 class Decoder:
@@ -28,13 +24,13 @@ class Decoder:
         self.model = model
         self.state: State = map_state(own, state)
         self.recording: Recording | None = None
-        self.recorded = state["position"].device.type != "cuda"
-        """Whether it was tried; on a CPU there is nothing to record."""
+        self.tried = state["position"].device.type != "cuda"
+        """To record a step; on a CPU there is nothing to."""
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Logits [batch, vocab] after one more token [batch, 1] of each sequence."""
-        if not self.recorded:
+        if not self.tried:
             self._record(tokens)
         return self._advance(tokens) if self.recording is None else self.recording.replay((tokens,))
 
@@ -42,17 +38,13 @@ class Decoder:
         return advanced(self.model, self.state, tokens)
 
     def _record(self, tokens: Tensor) -> None:
-        """The kernels of a step, which is not taken; what cannot be recorded goes on token by token."""
-        self.recorded = True
+        """The kernels of a step, which is not taken."""
+        self.tried = True
         scratch = map_state(own, self.state)
         for _ in range(WARM):
             advanced(self.model, scratch, tokens)
         del scratch
-        try:
-            self.recording = Recording(self._advance, (tokens,))
-        except RuntimeError as error:  # of memory, or of an operation that waits for the device
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"decoding is not replayed as a CUDA graph: {reason}", stacklevel=3)
+        self.recording = recorded(self._advance, (tokens,), "decoding")
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 Given = tuple[Tensor | None, ...]
+
+WARM = 2
+"""Calls before one is recorded: the first compiles, and the next may still choose kernels."""
 
 
 class Recording:
@@ -22,8 +25,12 @@ class Recording:
         """
         self.given = [None if x is None else x.clone() for x in given]
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool()):
+        # One pool for all: they never run at once, and what outlives a replay is copied.
+        pool = next((one.graph.pool() for one in _alive), None)
+        # torch leaves its own stream behind where a recording fails.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self.graph, pool=pool):
             self.result = compute(*self.given)
+        _alive.add(self)
 
     def replay(self, given: Given) -> Tensor:
         """What the call gives for other tensors of the same shapes."""
@@ -34,7 +41,14 @@ class Recording:
         return self.result.clone()
 
 
-@cache
-def pool() -> Any:
-    """One for all recordings: they never run at once, and what outlives a replay is copied."""
-    return torch.cuda.graph_pool_handle()
+_alive: WeakSet[Recording] = WeakSet()
+
+
+def recorded(compute: Callable[..., Tensor], given: Given, what: str) -> Recording | None:
+    """The recording; where it cannot be made, a warning says why and `what` goes on without it."""
+    try:
+        return Recording(compute, given)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(f"{what} is not replayed as a CUDA graph: {reason}", stacklevel=3)
+        return None

@@ -58,10 +58,14 @@ def _continue(
     generator: torch.Generator | None,
     stop: int | None,
 ) -> Tensor:
+    if not new_tokens:
+        return prompt
     tokens, room = [prompt], prompt.shape[1] + new_tokens
     ended = torch.zeros(prompt.shape[0], 1, dtype=torch.bool, device=prompt.device)
     read, state = model.step(prompt, model.initial_state(prompt.shape[0], capacity=room))
-    logits, decoder = read[:, -1], Decoder(model, state)
+    logits, decoder = read[:, -1].clone(), Decoder(model, state)
+    # A long prompt's are large, and nobody reads them again.
+    del read, state
     for number in range(new_tokens):
         if number:
             logits = decoder.step(tokens[-1])

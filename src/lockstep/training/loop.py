@@ -73,7 +73,7 @@ class Trainer:
         if training.compile:
             compile_blocks(self.model)
         self.callable: nn.Module = distribute(self.model, training.distribution, context.world, context.device)
-        self.gradients = Gradients(self._forward_backward, self.model.parameters(), replayed=self._replayable)
+        self.gradients = Gradients(self.model.parameters(), replayed=self._replayable)
         self.optimizers = build_optimizers(self.model, training)
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=training.precision == "fp16")
         if start is not None:
@@ -119,12 +119,12 @@ class Trainer:
         batch = context.batch(windows, index)
         micros = self.training.gradient_accumulation_steps
         nats = torch.zeros((), device=context.device)
+        # Processes average their gradients: times their number gives the mean over the whole step.
+        share = torch.full((), context.world.size / batch.total, device=context.device)
         for micro in range(micros):
             part = batch.part(micro, micros, context.world.rank, context.world.size, context.device)
-            # Processes average their gradients: times their number gives the mean over the whole step.
-            share = torch.full((), context.world.size / batch.total, device=context.device)
             with accumulating(self.callable, micro == micros - 1):
-                nats += self.gradients(*part, share)
+                nats += self.gradients(self._forward_backward, *part, share)
         norm, skipped = self._update()
         self.ledger.record(windows, batch.supervised)
         scored = 0

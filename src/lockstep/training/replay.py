@@ -6,56 +6,52 @@ runs the same kernels on the same numbers.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.models.recording import Given, Recording
+from lockstep.models.recording import WARM, Given, Recording, recorded
 
 Compute = Callable[..., Tensor]
 """Of tensors, some of which may be missing: adds to gradients, and returns what is to be known of it."""
 Kind = tuple[tuple[torch.Size, torch.dtype] | None, ...]
 """Shapes and precisions."""
 
-WARM = 2
-"""Calls before one is recorded: the first compiles, and the next may still choose kernels."""
-
 
 class Gradients:
-    """One way to compute them, whatever the calls."""
+    """Of some parameters, by one way to compute them."""
 
-    def __init__(self, compute: Compute, parameters: Iterable[nn.Parameter], *, replayed: bool) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, replayed: bool) -> None:
         """Without `replayed` every call is computed as it comes."""
-        self.compute, self.parameters, self.replayed = compute, tuple(parameters), replayed
+        self.parameters, self.replayed = tuple(parameters), replayed
         self.seen: Counter[Kind] = Counter()
         self.recordings: dict[Kind, Recording] = {}
         self.learning: list[nn.Parameter] = []
 
-    def __call__(self, *given: Tensor | None) -> Tensor:
+    def __call__(self, compute: Compute, *given: Tensor | None) -> Tensor:
+        """What `compute`, the same in every call, returns for these tensors."""
         kind = tuple(None if x is None else (x.shape, x.dtype) for x in given)
         self.seen[kind] += 1
         if self.replayed and self.seen[kind] > WARM and kind not in self.recordings:
-            self._record(kind, given)
+            self._record(compute, kind, given)
         if kind in self.recordings:
             return self.recordings[kind].replay(given)
-        result = self.compute(*given)
+        result = compute(*given)
         self.learning = [parameter for parameter in self.parameters if parameter.grad is not None]
         return result
 
-    def _record(self, kind: Kind, given: Given) -> None:
+    def _record(self, compute: Compute, kind: Kind, given: Given) -> None:
         """From here on gradients stay where they are. If it cannot be done, steps go on as before."""
         for parameter in self.learning:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        try:
-            self.recordings[kind] = Recording(self.compute, given)
-        except RuntimeError as error:  # of memory, or of an operation that waits for the device
+        recording = recorded(compute, given, "training")
+        if recording is None:
             self.replayed = False
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"training.compile: steps are not replayed as a CUDA graph: {reason}", stacklevel=3)
+        else:
+            self.recordings[kind] = recording
 
     def clear(self) -> None:
         """No gradients, for the next step."""

@@ -31,7 +31,7 @@ class Tiles(NamedTuple):
 
 
 READING = THROUGH_QUERIES = THROUGH_KEYS = Tiles(64, 64)
-"""Tiles of queries are as large or larger in reading: what it leaves of a tile the way back will find."""
+"""Of queries, no tile is larger than that of the one before: what each leaves of a tile the next will find."""
 EXACTLY = Tiles(32, 32)
 """Of float32: too few for the products of Hopper's whose operands may get lost: three passes of them would take first
 operands apart before a loop, and keep the parts in registers."""

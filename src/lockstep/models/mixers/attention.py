@@ -117,7 +117,7 @@ class Attention(Mixer):
         queries, keys, values = self.apart(qkv, positions)
         remember = self._append if self.window is None else self._shift
         keys, values, key_positions, after = remember(cache, keys, values, positions)
-        if first_seen(cache.position, x.shape[1]):
+        if begins(cache.position, x.shape[1]):
             # No mask, and nothing of what a cache has room for.
             return self.from_start(qkv), after
         mask = self.visible(positions, key_positions) & (key_positions >= 0)[:, None, :]
@@ -210,15 +210,12 @@ class Attention(Mixer):
         if self.persistent is not None:
             nn.init.normal_(self.persistent.weight)
 
-    def project(self, x: Tensor, positions: Tensor, below: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def apart(self, qkv: Tensor, positions: Tensor, below: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, heads, time, head_dim], turned by position where rotary.
 
-        All positions are less than `below`, if that is known.
+        Their projections are [batch, time, (heads + 2 × kv_heads) × head_dim]. All positions are less than `below`, if
+        that is known.
         """
-        return self.apart(self.qkv(x), positions, below)
-
-    def apart(self, qkv: Tensor, positions: Tensor, below: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The same from their projections [batch, time, (heads + 2 × kv_heads) × head_dim]."""
         split = qkv.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         turned, values = split.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         queries, keys = self.turned(turned, positions, below).split((self.heads, self.kv_heads), dim=1)
@@ -265,7 +262,7 @@ class Attention(Mixer):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        if mask is not None and looking.takes(queries):
+        if mask is not None and not self.dropping and looking.takes(queries):
             return looking.run(queries, keys.to(queries.dtype), values.to(queries.dtype), mask)
         return attend(queries, keys, values, mask, is_causal=is_causal, dropout=self.dropping, flex=self.flex)
 
@@ -304,7 +301,7 @@ class Attention(Mixer):
         )
 
 
-def first_seen(position: Tensor, time: int) -> bool:
+def begins(position: Tensor, time: int) -> bool:
     """Whether these tokens are known to be the first of every sequence, of which it is worth asking the device."""
     if time == 1 or position.is_meta or torch.compiler.is_compiling():
         return False
