@@ -180,6 +180,7 @@ def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
     outer = Outer(torch.ones(HEADS, WIDTH), torch.zeros(HEADS, WIDTH), matrices(HEADS))
     _, state = token.run(queries, keys, values, gates, state, spec, outer)
     token.run_over(queries, keys, values, gates, state, spec, outer)
+    token.recall(queries, state.weights, spec, outer)
 
 
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:

@@ -17,7 +17,7 @@ from lockstep.kernels.backends import allows, missing, using
 from lockstep.kernels.memory import token
 from lockstep.kernels.recurrences import decayed, delta, selective
 from lockstep.kernels.rows import choice
-from lockstep.memory import MemorySpec, begin
+from lockstep.memory import MemorySpec
 from lockstep.memory.kernel import pays
 from lockstep.training.run import train
 from tests.kernels.memories import Size, harsh
@@ -68,7 +68,7 @@ def each_that_takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], b
         "rows": lambda: choice.takes(tokens, 64, 4),
         "window": lambda: window.takes(tokens, 64, 4),
         "look": lambda: looking.takes(one),
-        "token": lambda: token.takes(one, begin(memory), spec),
+        "token": lambda: token.takes(one, memory.weights, spec),
         "decayed": lambda: decayed.takes(rows, rows),
         "delta": lambda: delta.takes(rows, rows),
         "selective": lambda: selective.takes(short, tokens, state),

@@ -22,7 +22,7 @@ from torch import Tensor
 from lockstep.kernels.memory import token
 from lockstep.kernels.record import backend
 from lockstep.laws.subject import randomise
-from lockstep.memory import MemorySpec, MemoryState, Outer, begin, stream
+from lockstep.memory import MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.models.decoding import Decoder
 from lockstep.models.registry import build
 from tests.kernels.memories import DEVICE, Size, each_tensor, harsh
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:Runt
 
 ON_A_GPU = torch.cuda.is_available()
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = {"token_kernel", "token_answer_kernel"}
+KERNELS = {"token_kernel", "token_answer_kernel", "token_recall_kernel"}
 
 DESCENT: Fields = {"rule": "gradient-descent"}
 SQUARE: Fields = {"norm": True, "residual": True}
@@ -243,7 +243,20 @@ UNKNOWN: dict[str, tuple[Fields, Size]] = {
 def test_what_is_not_known(unknown: str) -> None:
     fields, size = UNKNOWN[unknown]
     case = harsh(MemorySpec(**fields), size, 1)
-    assert not token.knows(begin(case.memory), case.spec)
+    assert not token.knows(case.memory.weights, case.spec)
+
+
+@pytest.mark.parametrize("name", [*POINTS])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+def test_what_a_standing_memory_says(name: str, dtype: torch.dtype, bound: float) -> None:
+    case = harsh(MemorySpec(**POINTS[name]), SMALL, 1)
+    queries = case.queries.to(DEVICE, dtype)
+    weights = tuple(matrix.to(DEVICE) for matrix in case.memory.weights)
+    outer = each_tensor(lambda x: x.to(DEVICE), case).outer
+    exact = each_tensor(lambda x: x.to(DEVICE).double(), case).outer
+    found = token.recall(queries, weights, case.spec, outer).double()
+    wanted = recollect(queries.double(), tuple(matrix.double() for matrix in weights), case.spec, exact)
+    assert float((found - wanted).norm() / wanted.norm()) < bound
 
 
 def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +267,7 @@ def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asked(device: str = "cuda", time: int = 1, dtype: torch.dtype = torch.bfloat16) -> bool:
         queries: Any = SimpleNamespace(device=torch.device(device), shape=(3, 1, time, 16), dtype=dtype)
-        return token.takes(queries, state, case.spec)
+        return token.takes(queries, state.weights, case.spec)
 
     with torch.no_grad():
         assert asked()
@@ -262,7 +275,7 @@ def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not asked(dtype=torch.float64)
         assert not asked(device="cpu")
         assert not asked(time=2)
-        assert not token.takes(case.queries, begin(each_tensor(Tensor.double, case).memory), case.spec)
+        assert not token.takes(case.queries, each_tensor(Tensor.double, case).memory.weights, case.spec)
     assert not asked()
 
 
@@ -288,7 +301,7 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     logits: dict[str, list[Tensor]] = {"torch": [], "step": [], "decoder": []}
     for way, said in logits.items():
         taken = way != "torch"
-        monkeypatch.setattr(token, "takes", lambda queries, state, spec, taken=taken: taken and queries.shape[2] == 1)
+        monkeypatch.setattr(token, "takes", lambda queries, *_, taken=taken: taken and queries.shape[2] == 1)
         decoder, going = Decoder(model, state), state
         for place in range(28, 40):
             if way == "decoder":
@@ -297,5 +310,6 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
                 read, going = model.step(tokens[:, place, None], going)
                 said.append(read[:, -1])
     assert "memory token" in backend()
+    assert ("recall token" in backend()) == (name == "titans-mac")
     for way in ("step", "decoder"):
         torch.testing.assert_close(torch.stack(logits[way]), torch.stack(logits["torch"]), rtol=1e-3, atol=1e-4)

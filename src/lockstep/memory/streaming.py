@@ -65,7 +65,7 @@ def stream(
     `by_kernel` says whether Triton runs what lies in whole chunks; None leaves it to `pays`.
     """
     check(queries, keys, values, gates, Memory(state.weights, state.velocity or None), spec)
-    if by_kernel is None and token.takes(queries, state, spec):
+    if by_kernel is None and token.takes(queries, state.weights, spec):
         run = token.run_over if is_given_up() else token.run
         return run(queries, keys, values, gates, state, spec, outer)
     batch, heads, time = keys.shape[:3]
@@ -107,6 +107,8 @@ def cut(
 
 def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) -> Tensor:
     """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written."""
+    if token.takes(queries, held, spec):
+        return token.recall(queries, held, spec, outer)
     if pays(queries, held, spec) and in_tiles(queries):
         return recollect_by_kernel(queries, held, spec, outer)
     rows = Rows(queries.shape[0], queries.shape[1], arithmetic(queries.dtype))

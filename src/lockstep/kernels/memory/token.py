@@ -99,22 +99,22 @@ class Outer(Protocol):
 S = TypeVar("S", bound=State)
 
 
-def takes(queries: Tensor, state: State, spec: Spec) -> bool:
+def takes(queries: Tensor, weights: Matrices, spec: Spec) -> bool:
     """Whether these kernels should run for queries [batch, heads, time, width]: one token each, and no derivative."""
     if not TRUSTED or queries.device.type != "cuda" or not INSTALLED or not allows("triton"):
         return False
     if queries.shape[2] != 1 or torch.is_grad_enabled():
         return False
-    return queries.dtype in (torch.bfloat16, torch.float32) and knows(state, spec)
+    return queries.dtype in (torch.bfloat16, torch.float32) and knows(weights, spec)
 
 
-def knows(state: State, spec: Spec) -> bool:
+def knows(weights: Matrices, spec: Spec) -> bool:
     """Whether there are kernels for such a memory."""
     if spec.layers != 2 or spec.retention != "l2" or spec.clip is not None or spec.read != "after":
         return False
-    (width, hidden), out = state.weights[0].shape[-2:], state.weights[1].shape[-1]
+    (width, hidden), out = weights[0].shape[-2:], weights[1].shape[-1]
     fits = width in WIDTHS and hidden in HIDDEN and out == width and width * hidden <= LARGEST
-    return fits and spec.bias != "dot" and state.weights[0].dtype is torch.float32
+    return fits and spec.bias != "dot" and weights[0].dtype is torch.float32
 
 
 def run(
@@ -146,6 +146,16 @@ def run_over(
     return reads[:, :, None], state
 
 
+def recall(queries: Tensor, weights: Matrices, spec: Spec, outer: Outer) -> Tensor:
+    """As `recollect` for one token: reads [batch, heads, 1, width]; nothing is written."""
+    from lockstep.kernels.memory.token_recall import recall_token
+
+    held = (matrix.contiguous() for matrix in weights)
+    kind = spec.norm, spec.residual, spec.activation
+    reads: Tensor = recall_token(queries[:, :, 0].contiguous(), *held, *lent(spec, outer), *kind)
+    return reads[:, :, None]
+
+
 def separate(state: State) -> bool:
     """Whether no two tensors of a state are one, and each lies in one piece."""
     tensors = [*state.point, *state.weights, *state.velocity, state.position]
@@ -158,10 +168,15 @@ def operands(
     """What operators are given before the state and behind it."""
     tokens = (x[:, :, 0].contiguous() for x in (queries, keys, values))
     scalars = (present(gate, lambda x: x[:, :, 0].float().contiguous()) for gate in each(gates))
-    lent = (present(x, Tensor.contiguous) for x in (outer.gain, outer.shift)) if spec.norm else (None, None)
     loss = spec.huber_form if spec.bias == "huber" else spec.bias
     setting = spec.chunk, spec.residual, spec.norm, loss, float(spec.p), spec.activation
-    return (*tokens, *scalars, *lent, anchors(spec, outer)), setting
+    return (*tokens, *scalars, *lent(spec, outer), anchors(spec, outer)), setting
+
+
+def lent(spec: Spec, outer: Outer) -> tuple[Tensor | None, ...]:
+    """Gain and shift of the norm; without norm, nothing."""
+    pair = (outer.gain, outer.shift) if spec.norm else (None, None)
+    return tuple(present(x, Tensor.contiguous) for x in pair)
 
 
 def each(gates: Gates) -> tuple[Tensor | None, ...]:
