@@ -30,7 +30,7 @@ BACKWARD, OPTIMIZER, REST = "backward", "optimizer", "rest"
 ORDER = (ATTENTION, READ, WRITE, MIXER, MLP, OUTPUT, BACKWARD, OPTIMIZER, REST)
 
 METHODS: tuple[tuple[type | tuple[type, ...], str, tuple[str, ...]], ...] = (
-    (Attention, ATTENTION, ("forward", "step", "mix", "mix_on", "project", "apart", "attend")),
+    (Attention, ATTENTION, ("forward", "step", "mix", "mix_on", "from_start", "at_once", "apart", "attend")),
     (NeuralMemory, MEMORY, ("step", "asking", "query_rows", "recall")),
     (Mixer, MIXER, ("forward", "step")),
     ((Mlp, SwiGlu), MLP, ("forward",)),
