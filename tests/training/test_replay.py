@@ -130,7 +130,7 @@ def test_models_can_be_recorded(name: str) -> None:
 
 
 @needs_gpu
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # likewise; what is said of recordings is turned into an error inside
 def test_runs_learn_alike(tiny_corpus: Path, tmp_path: Path) -> None:
     """Compiled and replayed, with dropout off, as eager."""
     found = []
