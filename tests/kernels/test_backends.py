@@ -50,9 +50,7 @@ class Elsewhere:
 
 
 def each_that_takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], bool]]:
-    """Questions that every one of our kernels says yes to on a GPU, once it is trusted."""
-    for kernels in (delta, selective, token, looking):
-        monkeypatch.setattr(kernels, "TRUSTED", True)
+    """Questions that every one of our kernels says yes to on a GPU."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(fla, "unusable", lambda _: None)

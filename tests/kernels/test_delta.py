@@ -198,9 +198,8 @@ def test_the_state_given_is_left_as_it_was() -> None:
     assert torch.equal(case.state, before)
 
 
-def test_who_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_taken() -> None:
     """Whole chunks under bfloat16 autocast on a GPU; all else is left to others."""
-    monkeypatch.setattr(kernels, "TRUSTED", True)
     keys, values = torch.zeros(1, 1, 128, 48, device=DEVICE), torch.zeros(1, 1, 128, 65, device=DEVICE)
     assert not kernels.takes(keys, values)
     if not ON_A_GPU:

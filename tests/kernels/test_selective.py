@@ -212,9 +212,8 @@ def test_the_state_given_is_left_as_it_was() -> None:
     assert torch.equal(case.state, before)
 
 
-def test_who_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_taken() -> None:
     """Many tokens of 16 or 32 bits on a GPU; all else is left to torch."""
-    monkeypatch.setattr(kernels, "TRUSTED", True)
     case = draw(Size(), torch.float32)
     _, keys, values, _, _, state = case
     assert kernels.takes(keys, values, state) == ON_A_GPU

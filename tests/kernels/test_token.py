@@ -60,8 +60,8 @@ LARGE = [Size(64, 128, 4, batch=1, heads=8), Size(64, 128, 4, batch=64, heads=8)
 on_a_gpu = pytest.mark.skipif(not ON_A_GPU, reason="many rows need a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
 everywhere = pytest.mark.parametrize("over", [False, True], ids=["anew", "over"])
 
-EXACTLY, ROUNDED = 1e-4, 1e-2
-"""Relative errors of norms with tokens of float32 and of bfloat16."""
+EXACTLY, AT_TURNS, ROUNDED = 1e-4, 2e-3, 1e-2
+"""Relative errors of norms with tokens of float32, where a loss turns within a thousandth too, and of bfloat16."""
 Run = Callable[..., tuple[Tensor, MemoryState]]
 
 
@@ -164,7 +164,8 @@ def test_a_norm_without_parameters() -> None:
 @pytest.mark.parametrize("name", POINTS)
 def test_large_memories(name: str, size: Size, low: bool, over: bool) -> None:
     case = drawn(POINTS[name], size, 2 * size.chunk + 1)
-    require_close(in_16_bits(case) if low else case, over, ROUNDED if low else EXACTLY)
+    exactly = AT_TURNS if case.spec.huber_form == "switch" else EXACTLY
+    require_close(in_16_bits(case) if low else case, over, ROUNDED if low else exactly)
 
 
 @pytest.mark.usefixtures("programs")
@@ -259,9 +260,8 @@ def test_what_a_standing_memory_says(name: str, dtype: torch.dtype, bound: float
     assert float((found - wanted).norm() / wanted.norm()) < bound
 
 
-def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, for one token, where no derivative is wanted; once it is trusted."""
-    monkeypatch.setattr(token, "TRUSTED", True)
+def test_when_it_is_chosen() -> None:
+    """On a GPU, for one token, where no derivative is wanted."""
     case = harsh(MemorySpec(**POINTS["titans"]), SMALL, 1)
     state = begin(case.memory)
 

@@ -14,13 +14,11 @@ from lockstep.kernels.backends import allows
 from lockstep.kernels.recurrences.decayed import CHUNK, INSTALLED, MULTIPLE, WIDEST, token_wise
 
 WIDEST_KEY = 256
-TRUSTED = False
-"""Whether they run at all: not before their gradients were compared with the torch form's on a GPU."""
 
 
 def takes(keys: Tensor, values: Tensor) -> bool:
     """Whether these kernels should run on keys [batch, heads, time, key_dim] and values: of whole chunks alone."""
-    if not TRUSTED or values.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+    if values.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
         return False
     if torch.get_autocast_dtype("cuda") is not torch.bfloat16:
         return False

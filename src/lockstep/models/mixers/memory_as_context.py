@@ -165,8 +165,7 @@ class MemoryAsContext(Mixer):
         """Attention inside the segment [batch, time, dim], with its keys and values after these tokens."""
         whole = phase == 0 and rows.inside.shape[1] == self.segment
         if whole and self.attention.by_kernel(rows.qkv):
-            reads = None if rows.asking is None else never_kept(self.recalled, rows.asking, state.standing)
-            said = None if reads is None else self.said(reads)
+            said = None if rows.asking is None else never_kept(self.said, rows.asking, state.standing)
             # Those of one sample are those of all.
             own = (pinned[0][0], pinned[1][0]) if pinned else ()
             return self.attention.at_once(rows.qkv, said, own, self.segment, self.segment), state
@@ -191,21 +190,18 @@ class MemoryAsContext(Mixer):
         mask = F.pad(seen, (0, self.persistent), value=True)
         return self.attention.merge(self.attention.attend(*heads, mask[None, None]))
 
-    def said(self, reads: Tensor) -> Tensor:
+    def said(self, asking: Tensor, standing: Weights) -> Tensor:
         """Keys and values of what the standing memory says, side by side: [batch, time, 2 × dim], not turned."""
-        return F.linear(reads, self.attention.qkv.weight[self.dim :])
-
-    def recalled(self, asking: Tensor, standing: Weights) -> Tensor:
-        """What it says, [batch, time, dim], for a product."""
         assert self.memory is not None
         assert self.read_norm is not None
-        return as_operand(normed(self.read_norm, self.memory.recall(asking, standing)))
+        reads = as_operand(normed(self.read_norm, self.memory.recall(asking, standing)))
+        return F.linear(reads, self.attention.qkv.weight[self.dim :])
 
     def context(self, rows: Rows, standing: Weights, pinned: Prefix) -> Heads:
         """Keys and values of what the standing memory says to the tokens, of the tokens, of those that are pinned."""
         queries, keys, values = self.attention.apart(rows.qkv, rows.inside, self.segment)
         if rows.asking is not None:
-            pair = self.said(self.recalled(rows.asking, standing)).unflatten(-1, (2, self.attention.heads, -1))
+            pair = self.said(rows.asking, standing).unflatten(-1, (2, self.attention.heads, -1))
             said = pair.permute(2, 0, 3, 1, 4)
             turned = self.attention.turned(said[0], rows.inside, self.segment)
             keys, values = torch.cat((turned, keys), dim=2), torch.cat((said[1], values), dim=2)
