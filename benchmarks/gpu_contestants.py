@@ -80,6 +80,8 @@ class Contestant:
     optimizer: torch.optim.Optimizer = field(init=False)
     gradients: Gradients = field(init=False)
     peak_bytes: int | None = None
+    recorded: bool = False
+    """Whether it came to that."""
     seconds_per_step: float = 0.0
     """When it was warm, for the choice of how many steps a turn has."""
     seconds_per_token: list[float] = field(default_factory=list)
@@ -98,6 +100,10 @@ class Contestant:
         self.gradients(self.learn, self.tokens)
         self.optimizer.step()
         self.gradients.clear()
+
+    def rest(self) -> None:
+        """Leave the device's memory to others: a recorded step holds all that it needs for as long as it is kept."""
+        self.gradients.forget()
 
     def learn(self, tokens: Tensor) -> Tensor:
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.lowered):

@@ -122,7 +122,7 @@ def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str,
             seconds, (more_graphs, more_breaks) = time.perf_counter() - started, compilations()
             line |= {"batch": ready[name].batch, "warm_up_seconds": seconds, "backend": backend()}
             line |= {
-                "replayed": bool(ready[name].gradients.recordings),
+                "replayed": ready[name].recorded,
                 "graphs": more_graphs - graphs,
                 "graph_breaks": more_breaks - breaks,
             }
@@ -157,18 +157,21 @@ def tried(name: str, setting: Setting) -> Contestant:
     one.peak_bytes = peak_bytes_of(one.step, others, setting.device)
     if one.replayed:
         one.step()
+    one.recorded = bool(one.gradients.recordings)
     one.seconds_per_step = seconds_of(one.step, 1, setting.device)
+    one.rest()
     return one
 
 
 def take_turn(one: Contestant, asked: argparse.Namespace) -> None:
     """Several steps. What others cached is given back first, and one step takes memory anew before the clock runs."""
     release(asked.device)
-    if one.seconds_per_step < SLOW_SECONDS:
+    if one.recorded or one.seconds_per_step < SLOW_SECONDS:
         one.step()
     steps = max(min(asked.steps, int(TURN_SECONDS / one.seconds_per_step)), 1)
     tokens = one.tokens[:, 1:].numel()
     one.seconds_per_token.append(seconds_of(one.step, steps, asked.device) / tokens)
+    one.rest()
 
 
 def results(name: str, ready: Mapping[str, Contestant], case: Case, tflops: float) -> dict[str, Any]:
@@ -212,6 +215,7 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> None:
     """One contestant's kernels, those that take the longest first; times and counts are per step."""
     say(f"{in_words(case)}: {name} warms up")
     one = warmed(name, case, asked)
+    one.step()
     seconds = seconds_of(one.step, asked.steps, asked.device)
     spent = kernels_of(one.step, asked.steps, asked.device)
     busy = sum(kernel.seconds for kernel in spent)

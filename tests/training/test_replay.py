@@ -82,6 +82,18 @@ def test_two_take_turns() -> None:
     assert one.steps(2) == other.steps(2) == plain.steps(2)
 
 
+@needs_gpu
+def test_recordings_can_be_given_back() -> None:
+    """With the gradients; the next step records anew."""
+    replayed, plain = Learner(replayed=True), Learner(replayed=False)
+    for _ in range(2):
+        assert replayed.steps(WARM + 3) == plain.steps(WARM + 3)
+        assert replayed.gradients.recordings
+        replayed.gradients.forget()
+        assert not replayed.gradients.recordings
+        assert all(parameter.grad is None for parameter in replayed.gradients.parameters)
+
+
 @pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.skipif(ON_A_GPU, reason="it can be"))])
 def test_what_cannot_be_recorded_goes_on(waits: bool) -> None:
     """Here because the step waits for the device, or because there is none."""

@@ -53,6 +53,11 @@ class Gradients:
         else:
             self.recordings[kind] = recording
 
+    def forget(self) -> None:
+        """Give back the memory of recordings and gradients; the next call records anew."""
+        self.recordings.clear()
+        self.clear()
+
     def clear(self) -> None:
         """No gradients, for the next step."""
         if self.recordings:
