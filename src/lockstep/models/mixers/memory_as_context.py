@@ -259,8 +259,8 @@ class MemoryAsContext(Mixer):
         own = Cost(forward_flops=projections + scores, decoding_extra=one_token - scores, state_bytes=cache)
         if self.memory is None:
             return own
-        recalled = self.memory.recall_flops() + product_flops(self.dim, 2 * self.dim)
+        recalled = product_flops(self.dim, self.dim) + self.memory.recall_flops() + product_flops(self.dim, 2 * self.dim)
         standing = self.memory.tail_bytes(self.dim) + self.memory.held_bytes(1)
-        # What the memory says is computed again on the way back.
-        asked = Cost(forward_flops=product_flops(self.dim, self.dim) + recalled, training_extra=recalled)
+        # What the memory is asked, and says, is computed again on the way back.
+        asked = Cost(forward_flops=recalled, training_extra=recalled)
         return own + asked + self.memory.cost(length, self.segment) + Cost(state_bytes=standing)

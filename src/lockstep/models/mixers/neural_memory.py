@@ -112,9 +112,10 @@ class NeuralMemory(nn.Module):
 
     def asking(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         """Queries alone, [batch, heads, time, head_dim]; the tail is theirs."""
-        return never_kept(self.query_rows, F.linear(x, self.qkv.weight[: self.dim]), tail)
+        return never_kept(self.query_rows, x, tail)
 
-    def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+    def query_rows(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+        projected = F.linear(x, self.qkv.weight[: self.dim])
         if self.by_kernel(projected):
             queries, after = self.made_at_once(projected, tail, [True])
             return queries, after
