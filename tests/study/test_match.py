@@ -90,7 +90,7 @@ def test_fields_that_are_lists_can_be_given() -> None:
 def test_a_size_out_of_reach_names_the_closest() -> None:
     with pytest.raises(UserError, match=r"lstm: .* of 3K within 1.00% cannot be reached; the closest is [0-9.]+K"):
         match("lstm", GIVEN, MatchSpec(target=3e3), LENGTH)
-    closest = r"the closest is 53[0-9.]+M \(dim 512, depth 12, hidden 22[0-9]+\)"
+    closest = r"the closest is 63[0-9.]+M \(dim 512, depth 12, hidden 27[0-9]+\)"
     with pytest.raises(UserError, match=closest):
         match("transformer++", {**GIVEN, "dim": 512, "depth": 12}, MatchSpec(target=100e6), LENGTH)
 

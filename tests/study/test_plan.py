@@ -74,7 +74,7 @@ def test_the_plan_says_what_the_models_are(tmp_path: Path, tiny_corpus: Path) ->
         ({"match": "none", "contestants": {"gru": {"vocab_size": 3}}}, "contestants.gru: model.vocab_size is 3"),
         ({"training": {"train_steps": 1, "objective": "masked_lm"}}, "training.objective is masked_lm"),
         ({"training": {"train_steps": 1, "tokens_per_step": 7}}, "training.tokens_per_step is 7"),
-        ({"contestants": {"transformer++": {"dim": 90}}}, "cannot be reached; the closest is 429"),
+        ({"contestants": {"transformer++": {"dim": 90}}}, "cannot be reached; the closest is 512"),
         ({"contestants": {"hybrid": {"pattern": ["attention:dim=8"]}}}, "dim belongs to the whole model"),
         ({"contestants": {"hybrid": {"pattern": ["samba"]}}}, "samba is more than its layers"),
     ],

@@ -23,7 +23,7 @@ from lockstep.tables import in_short
 
 ASPECT_SLACK = 2.5
 """Width over depth may be so many times more or less than aimed at."""
-MLP_SLACK = 1.6
+MLP_SLACK = 2.0
 """And the MLP's width so many times the architecture's own choice."""
 WIDEST = 32_768
 MOST_SKIPPED = 64
