@@ -11,10 +11,15 @@ training  tokens per second and peak memory of forward, loss, backward and AdamW
 decoding  a context is read, and the likeliest tokens are written after it, each step a replayed CUDA graph:
           milliseconds a token, tokens per second of reading, bytes of a sequence's state
 
-Models of equal non-embedding parameters (the width of the SwiGLU gives way), torch.compile; training under bfloat16
-autocast, decoding with weights in bfloat16. First
-everybody is warmed up; then contestants take turns inside a round, and a ratio is the median of the rounds' own ratios.
+Models of equal non-embedding parameters (the width of the SwiGLU gives way, or the depth where there is none),
+torch.compile; training under bfloat16 autocast, decoding with weights in bfloat16. First everybody is warmed up; then
+contestants take turns inside a round, and a ratio is the median of the rounds' own ratios.
 A contestant that fails gets a line that says why. Progress and a table go to stderr.
+
+Guests are a plain Transformer, titans-pytorch, and the layers that flash-linear-attention and mamba-ssm have for two of
+the rivals, where these are installed. They come to sequences of 4096 tokens, and wherever they are named; their lines
+say their version and their size. The latter two run as their packages have them, not compiled, and
+train from a recording as everybody does; as writers they start kernel by kernel.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
+from guests import Guest
+from guests_fla import GatedDeltaNet
+from guests_mamba import Mamba2
 from peer import (
     PEER,
     give_each_head_its_weights,
@@ -40,17 +43,26 @@ RIVALS = ("gated-deltanet", "deltanet", *DEEPER, "retnet", "gla", "linear-attent
 PLAIN = "plain-transformer"
 PEERS: dict[str, bool] = {PEER: False, f"{PEER}-bf16": True}
 """As its own training script runs it, in float32, and under the autocast that everybody else has."""
-NAMES = (BASELINE, *MEMORIES, *RIVALS, PLAIN, *PEERS)
+FLA, MAMBA_SSM = "fla-gated-deltanet", "mamba-ssm-mamba2"
 
 Compiled = Literal["model", "blocks", "nothing"]
 
 
 class Size(NamedTuple):
-    """Everybody's, but the peer's, which has that of its script."""
+    """Everybody's, but the peer's, which has that of its script, and the guests' heads, which are their own."""
 
     dim: int = 512
     depth: int = 16
     heads: int = 8
+
+
+GUESTS: dict[str, Callable[[Size], Guest]] = {
+    FLA: lambda size: GatedDeltaNet(VOCABULARY, size.dim, size.depth),
+    # Layer for layer what the rival has.
+    MAMBA_SSM: lambda size: Mamba2(VOCABULARY, size.dim, specification("mamba2", size).depth),
+}
+"""Other packages' layers for two of the rivals."""
+NAMES = (BASELINE, *MEMORIES, *RIVALS, PLAIN, *PEERS, *GUESTS)
 
 
 class Setting(NamedTuple):
@@ -120,11 +132,17 @@ def contestant(name: str, setting: Setting) -> Contestant:
     torch.manual_seed(0)
     if name in PEERS:
         return peer_contestant(tokens, PEERS[name])
+    if name in GUESTS:
+        return guest_contestant(name, tokens, setting)
     model, flops, facts = plain(setting) if name == PLAIN else ours(name, setting)
     model.to(setting.device)
     compile_parts(model, setting.compiled)
-    replayed = setting.compiled != "nothing" and setting.device.type == "cuda"
-    return Contestant(model, tokens, True, flops, facts, replayed)
+    return Contestant(model, tokens, True, flops, facts, replays(setting))
+
+
+def replays(setting: Setting) -> bool:
+    """Whether steps are to be recorded."""
+    return setting.compiled != "nothing" and setting.device.type == "cuda"
 
 
 def ours(name: str, setting: Setting) -> tuple[nn.Module, float, dict[str, Any]]:
@@ -153,6 +171,12 @@ def peer_contestant(tokens: Tensor, lowered: bool) -> Contestant:
         "compiled_attention": settings["use_flex_attn"],
     }
     return Contestant(model, tokens, lowered, None, facts)
+
+
+def guest_contestant(name: str, tokens: Tensor, setting: Setting) -> Contestant:
+    """Not compiled, but recorded: its kernels, Triton's and tilelang's, start on the stream that torch is on."""
+    model = GUESTS[name](setting.size).to(setting.device)
+    return Contestant(model, tokens, True, None, model.facts, replays(setting))
 
 
 def compile_parts(model: nn.Module, compiled: Compiled) -> None:

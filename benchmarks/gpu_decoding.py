@@ -11,8 +11,21 @@ from typing import Any, NamedTuple
 
 import torch
 from device import allocated, peak_bytes_of, release, seconds_of
-from gpu_contestants import BASELINE, LMM, LONGEST, MAC, MAG, MAL, MEMORIES, RIVALS, VOCABULARY, specification
-from gpu_training import backend, in_one_line, times
+from gpu_contestants import (
+    BASELINE,
+    GUESTS,
+    LMM,
+    LONGEST,
+    MAC,
+    MAG,
+    MAL,
+    MEMORIES,
+    RIVALS,
+    VOCABULARY,
+    specification,
+)
+from gpu_training import GUESTS_AT, backend, in_one_line, times
+from guests import Guest, GuestDecoder
 from side_by_side import emit, paired, say
 from torch import Tensor
 
@@ -63,8 +76,7 @@ BARS = (
 class Writer:
     """A model after its context."""
 
-    model: LanguageModel
-    decoder: Decoder
+    decoder: Decoder | GuestDecoder
     latest: Tensor
     """[batch, 1]"""
     prefill_seconds: float
@@ -89,7 +101,9 @@ def cases(lengths: Sequence[int] | None, several: bool) -> list[Case]:
 
 
 def invited(case: Case) -> tuple[str, ...]:
-    return FIXED if case.length > LONGEST else (BASELINE, *FIXED)
+    """Guests where they train too."""
+    guests = tuple(GUESTS) if case == Case(GUESTS_AT) else ()
+    return FIXED if case.length > LONGEST else (BASELINE, *FIXED, *guests)
 
 
 @torch.inference_mode()
@@ -125,8 +139,8 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     """Built in bfloat16, its context read twice, of which the second time counts, and its first tokens written."""
     torch.manual_seed(0)
-    spec = specification(name, asked.size)
-    model = spec.build().to(asked.device, torch.bfloat16).eval()
+    built = GUESTS[name](asked.size) if name in GUESTS else specification(name, asked.size).build()
+    model = built.to(asked.device, torch.bfloat16).eval()
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
     room = case.length + (asked.rounds + 2) * DECODED
@@ -135,17 +149,31 @@ def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     found: list[tuple[Tensor, State]] = []
     seconds = seconds_of(lambda: found.append(read(model, context, room)), 1, asked.device)
     logits, state = found.pop()
-    facts = {"state_bytes": state_bytes(state) // case.batch, "prefill_peak_bytes": peak}
-    if asked.compiled != "nothing":
-        compile_steps(model)
-    writer = Writer(model, Decoder(model, state), logits.argmax(dim=-1, keepdim=True), seconds, facts)
+    facts = {"prefill_peak_bytes": peak, **told(model, state, case.batch)}
+    writer = Writer(decoder(model, state, asked), logits.argmax(dim=-1, keepdim=True), seconds, facts)
     del state
     for _ in range(DECODED):
         writer.write()
     return writer
 
 
-def read(model: LanguageModel, context: Tensor, room: int) -> tuple[Tensor, State]:
+def told(model: LanguageModel | Guest, state: State, batch: int) -> dict[str, Any]:
+    """Bytes of one sequence's state, and what a guest's line says of it."""
+    if isinstance(model, Guest):
+        return {"state_bytes": state_bytes(model.tensors(state)) // batch, **model.facts}
+    return {"state_bytes": state_bytes(state) // batch}
+
+
+def decoder(model: LanguageModel | Guest, state: State, asked: argparse.Namespace) -> Decoder | GuestDecoder:
+    """A guest's kernels are started one by one: fla's states move from tensor to tensor, which no recording follows."""
+    if isinstance(model, Guest):
+        return GuestDecoder(model, state)
+    if asked.compiled != "nothing":
+        compile_steps(model)
+    return Decoder(model, state)
+
+
+def read(model: LanguageModel | Guest, context: Tensor, room: int) -> tuple[Tensor, State]:
     """Logits [batch, vocab] after the last token, and the state there."""
     state = model.initial_state(len(context), capacity=room)
     logits = torch.empty(0)

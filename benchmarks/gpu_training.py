@@ -12,11 +12,14 @@ import torch
 from device import allocated, kernels_of, peak_bytes_of, release, seconds_of
 from gpu_contestants import (
     BASELINE,
+    FLA,
+    GUESTS,
     LMM,
     LONGEST,
     MAC,
     MAG,
     MAL,
+    MAMBA_SSM,
     MEMORIES,
     NAMES,
     PEERS,
@@ -81,6 +84,7 @@ BARS = (
     *(Bar(name, BASELINE, "speed", 0.8, (Case(4096),)) for name in FAST),
     *(Bar(name, BASELINE, "speed", 1.5, (Case(16_384),)) for name in FAST),
     *(Bar(name, BASELINE, "speed", 4.0, (Case(LONGEST),)) for name in FAST),
+    *(Bar(name, guest, "speed", 1.0) for name, guest in zip(FAST, (FLA, MAMBA_SSM), strict=True)),
 )
 
 
@@ -136,13 +140,13 @@ def invited(case: Case) -> tuple[str, ...]:
 
 
 def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:
-    """Ready for its turns. The peer gets as many sequences as fit, half by half; everybody else all of them."""
+    """Ready for its turns. Peers and guests get as many sequences as fit, half by half; everybody else all of them."""
     batch = case.batch(asked.tokens)
     while True:
         try:
             return tried(name, Setting(asked.size, case.length, batch, asked.compiled, asked.device))
         except torch.OutOfMemoryError:
-            if name not in PEERS or batch == 1:
+            if (name not in PEERS and name not in GUESTS) or batch == 1:
                 raise
         batch //= 2
         release(asked.device)

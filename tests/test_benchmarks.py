@@ -6,11 +6,14 @@ import importlib
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.models.registry import build
@@ -18,6 +21,8 @@ from lockstep.models.registry import build
 CPU = torch.device("cpu")
 SMALL = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--tokens", "256", "--lengths", "128", "--steps", "1")
 COMPETING = ("transformer++", "titans-lmm", "titans-mag", "plain-transformer", "titans-pytorch")
+GUESTS = ("fla-gated-deltanet", "mamba-ssm-mamba2")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and LOCKSTEP_TEST_GPU=1")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -189,3 +194,153 @@ def test_bars_judge_decoding() -> None:
     (grown,) = decoding.judged("mamba2", ready, decoding.Case(decoding.FAR), {"mamba2": 0.9})
     assert not grown["met"]
     assert decoding.judged("mamba2", ready, decoding.Case(decoding.FAR), {}) == []
+
+
+@pytest.mark.parametrize("measurement", ["training", "decoding"])
+def test_guests_that_are_not_installed_say_so(
+    measurement: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for missing in ("fla.layers", "mamba_ssm"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    words = ["--device", "cpu", "--no-compile", "--size", "32/1/2", "--lengths", "96", "--rounds", "1"]
+    module("gpu").main([measurement, *words, "--contestants", ",".join(GUESTS)])
+    _, *lines = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [line["contestant"] for line in lines] == list(GUESTS)
+    assert ["fla.layers" in lines[0]["error"], "mamba_ssm" in lines[1]["error"]] == [True, True]
+
+
+def test_guests_come_where_they_are_invited() -> None:
+    training, decoding = module("gpu_training"), module("gpu_decoding")
+    for measured in (training, decoding):
+        at = [
+            case.length
+            for case in map(measured.Case, (1024, 4096, 16_384))
+            if set(GUESTS) & set(measured.invited(case))
+        ]
+        assert at == [4096]
+        assert set(GUESTS) <= set(measured.invited(measured.Case(4096)))
+
+
+@pytest.mark.parametrize(("ours", "guest"), [("gated-deltanet", GUESTS[0]), ("mamba2", GUESTS[1])])
+def test_bars_judge_rivals_beside_the_packages_that_have_them(ours: str, guest: str) -> None:
+    contestants, training = module("gpu_contestants"), module("gpu_training")
+    setting = contestants.Setting(contestants.Size(32, 1, 2), 64, 1, "nothing", CPU)
+    ready = {ours: contestants.contestant(ours, setting), guest: contestants.contestant("plain-transformer", setting)}
+    ready[ours].seconds_per_token, ready[guest].seconds_per_token = [1.0, 2.0], [1.5, 3.0]
+    for case in training.CASES:
+        bars = [bar for bar in training.judged(ours, ready, case) if bar["against"] == guest]
+        assert bars == [{"of": "speed", "against": guest, "ratio": 1.5, "bar": ">= 1.0", "met": True}]
+
+
+class AddingNorm(nn.RMSNorm):
+    """In torch, what the packages' fused norms do."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        total = x if residual is None else x + residual
+        return (super().forward(total), total) if prenorm else super().forward(total)
+
+
+class Shifting(nn.Linear):
+    """A mixer with the answer that fla's have."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, past_key_values: Any = None, use_cache: bool = False
+    ) -> tuple[Tensor, None, Any]:
+        return super().forward(F.pad(hidden_states, (0, 0, 1, -1))), None, past_key_values
+
+
+def test_a_guest_is_a_pre_norm_model_of_its_blocks() -> None:
+    guests, fla = module("guests"), module("guests_fla")
+    torch.manual_seed(0)
+    blocks = [fla.Block(Shifting(8, 8), nn.Linear(8, 8), AddingNorm(8), AddingNorm(8)) for _ in range(3)]
+    model = guests.Guest(16, 8, blocks, AddingNorm(8), {"version": "1.2"})
+    tokens = torch.randint(16, (2, 5))
+    x = model.tokens(tokens)
+    for block in blocks:
+        x = x + block.mixer(block.first(x))[0]
+        x = x + block.mlp(block.second(x))
+    torch.testing.assert_close(model(tokens), model.head(model.norm(x)))
+    expected = 3 * (2 * (8 * 8 + 8) + 2 * 8) + 8
+    assert model.facts == {"non_embedding_parameters": expected, "layers": 3, "compiled": "nothing", "version": "1.2"}
+
+
+@pytest.fixture
+def forgotten_modules() -> Iterator[None]:
+    """What a test imports of mamba-ssm is not there before, and not left behind."""
+    names = ("mamba_ssm", "selective_scan_cuda")
+    before = {name: sys.modules.pop(name) for name in tuple(sys.modules) if name.partition(".")[0] in names}
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.mark.usefixtures("forgotten_modules")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_mamba_ssm_can_be_imported_without_its_extensions(
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package like it on the disk: the bare one stands in only where the whole one fails."""
+    modules = tmp_path / "mamba_ssm" / "modules"
+    modules.mkdir(parents=True)
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text("import selective_scan_cuda\nwhole = True\n")
+    (modules / "__init__.py").touch()
+    (modules / "mamba2.py").write_text("causal_conv1d_fn = None\n")
+    if compiled:
+        (tmp_path / "selective_scan_cuda.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    module("guests_mamba").import_package()
+    assert module("mamba_ssm.modules.mamba2").causal_conv1d_fn is None
+    assert hasattr(module("mamba_ssm"), "whole") == compiled
+
+
+def guest(name: str, size: Any) -> Any:
+    """Built, or the test is left out where its package is not installed."""
+    try:
+        return module("gpu_contestants").GUESTS[name](size)
+    except ImportError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize(("name", "millions"), [(GUESTS[0], 50.5), (GUESTS[1], 49.9)])
+def test_guests_have_the_sizes_that_are_told(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        model = guest(name, module("gpu_contestants").Size())
+    assert model.facts["non_embedding_parameters"] == pytest.approx(millions * 1e6, rel=0.002)
+    assert model.facts["version"]
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", GUESTS)
+def test_guests_learn_from_a_recording_what_they_learn_call_by_call(name: str) -> None:
+    contestants = module("gpu_contestants")
+    size = contestants.Size(512, 2, 8)
+    guest(name, size)
+
+    def found(compiled: str) -> tuple[Tensor, bool]:
+        one = contestants.contestant(name, contestants.Setting(size, 256, 2, compiled, torch.device("cuda")))
+        for _ in range(4):
+            one.gradients.clear()
+            one.gradients(one.learn, one.tokens)
+        flat = [parameter.grad.flatten() for parameter in one.model.parameters()]
+        return torch.cat(flat), bool(one.gradients.recordings)
+
+    (replayed, recorded), (called, _) = found("blocks"), found("nothing")
+    assert recorded
+    assert (replayed - called).norm() < 1e-2 * called.norm()
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", GUESTS)
+@torch.inference_mode()
+def test_guests_write_on_as_they_read(name: str) -> None:
+    torch.manual_seed(0)
+    model = guest(name, module("gpu_contestants").Size(512, 2, 8)).to("cuda", torch.bfloat16).eval()
+    tokens = torch.randint(256, (2, 100), device="cuda")
+    _, state = module("gpu_decoding").read(model, tokens[:, :96], 0)
+    decoder = module("guests").GuestDecoder(model, state)
+    written = torch.stack([decoder.step(tokens[:, place : place + 1]) for place in range(96, 100)], dim=1).float()
+    whole = model(tokens)[:, 96:].float()
+    assert (written - whole).norm() < 3e-2 * whole.norm()
