@@ -27,12 +27,15 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 def takes(keys: Tensor, values: Tensor) -> bool:
     """Whether these kernels should run on keys [batch, groups, time, key_dim] and values: of whole chunks alone."""
-    if values.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
-        return False
-    if torch.get_autocast_dtype("cuda") is not torch.bfloat16:
-        return False
     fits = keys.shape[-1] in KEY_DIMS and values.shape[-1] <= WIDEST
-    return fits and keys.shape[2] % CHUNK == 0 and INSTALLED and allows("triton")
+    return fits and keys.shape[2] % CHUNK == 0 and lowered(values)
+
+
+def lowered(tokens: Tensor) -> bool:
+    """Whether tokens are to be computed with in 16 bits, by kernels of ours."""
+    if tokens.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return False
+    return torch.get_autocast_dtype("cuda") is torch.bfloat16 and INSTALLED and allows("triton")
 
 
 def run(

@@ -10,20 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
-from lockstep.kernels.recurrences.decayed import CHUNK, INSTALLED, MULTIPLE, WIDEST, token_wise
+from lockstep.kernels.recurrences.decayed import CHUNK, MULTIPLE, WIDEST, lowered, token_wise
 
 WIDEST_KEY = 256
 
 
 def takes(keys: Tensor, values: Tensor) -> bool:
     """Whether these kernels should run on keys [batch, heads, time, key_dim] and values: of whole chunks alone."""
-    if values.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
-        return False
-    if torch.get_autocast_dtype("cuda") is not torch.bfloat16:
-        return False
     fits = keys.shape[-1] <= WIDEST_KEY and values.shape[-1] <= WIDEST
-    return fits and keys.shape[2] % CHUNK == 0 and INSTALLED and allows("triton")
+    return fits and keys.shape[2] % CHUNK == 0 and lowered(values)
 
 
 def run(

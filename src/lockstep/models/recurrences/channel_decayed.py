@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.kernels import fla
+from lockstep.kernels.recurrences import channel as kernels
 from lockstep.memory.derivatives import only_first
 from lockstep.memory.types import arithmetic, exactly
 
@@ -31,6 +32,8 @@ def channel_decayed(
     queries, keys, log_keep [batch, heads, time, key_dim], values [batch, heads, time, value_dim], state [batch, heads,
     key_dim, value_dim]. At most `chunk` tokens are worked on as one; no result depends on it.
     """
+    if kernels.takes(keys, values):
+        return kernels.run(queries, keys, values, log_keep, state)
     if fla.takes("channel-decayed", queries, keys, values):
         return fla.run("channel-decayed", state, queries, k=keys, v=values, g=log_keep)
     exact = arithmetic(state.dtype)
