@@ -299,7 +299,7 @@ def test_mamba_ssm_can_be_imported_without_its_extensions(
 def guest(name: str, size: Any) -> Any:
     """Built, or the test is left out where its package is not installed."""
     try:
-        return module("gpu_contestants").GUESTS[name](size)
+        return module("gpu_contestants").guest(name, size)
     except ImportError as missing:
         pytest.skip(str(missing))
 

@@ -28,7 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
-from lockstep.kernels.recurrences import decayed, delta, selective
+from lockstep.kernels.recurrences import channel, decayed, delta, selective
 from lockstep.kernels.rows.operator import rows
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, begin, memorize
 from lockstep.memory.streaming import recollect_by_kernel
@@ -57,12 +57,14 @@ RECURRENCES = {"decayed": [(1, 16, 128, 64), (2, 2, 64, 128), (1, 1, 256, 512), 
 """Heads of keys and of values, and their widths."""
 DELTAS = {"delta": [(64, 64), (128, 128), (96, 192), (256, 512)]}
 """Widths of keys and of values."""
+CHANNELS = {"channel": [(32, 64), (64, 65), (256, 512)]}
+"""The same, where channels decay on their own."""
 SCANS = {"selective": [(16, torch.bfloat16), (16, torch.float32), (8, torch.bfloat16), (64, torch.bfloat16)]}
 """Numbers of a channel, and what tokens come in."""
 ROWS = {"rows": [(64, 4), (128, 8), (16, 2)]}
 """Widths of heads, and taps of convolutions."""
-WINDOWS = {"window": [(1, 64, 4), (2, 64, 0), (1, 128, 16), (1, 32, 4), (1, 16, 4)]}
-"""Heads that share keys, their width, and persistent tokens."""
+WINDOWS = {"window": [(1, 64, 4, 16), (2, 64, 0, 32), (1, 128, 16, 0), (1, 32, 4, 8), (1, 16, 4, 4)]}
+"""Heads that share keys, their width, persistent tokens, and pairs that turn."""
 CACHES = {"look": [(1, 64, 1024), (4, 128, 65)]}
 """Heads that share keys, their width, and slots."""
 TOKENS = {
@@ -201,6 +203,14 @@ def correct(key_dim: int, value_dim: int) -> None:
     reads.sum().backward()
 
 
+def fade(key_dim: int, value_dim: int) -> None:
+    """Channels that decay on their own, likewise."""
+    widths = (key_dim, key_dim, value_dim, key_dim)
+    queries, keys, values, log_keep = (torch.zeros(1, HEADS, TIME, width).requires_grad_() for width in widths)
+    reads, _ = channel.run(queries, keys, values, log_keep, torch.zeros(1, HEADS, key_dim, value_dim))
+    reads.sum().backward()
+
+
 def scan(d_state: int, low: torch.dtype) -> None:
     """A selective scan, likewise."""
     widths = (d_state, d_state, WIDTH)
@@ -210,12 +220,12 @@ def scan(d_state: int, low: torch.dtype) -> None:
     reads.sum().backward()
 
 
-def attend(group: int, width: int, persistent: int) -> None:
-    """Attention in a window, likewise; where heads are 64 wide, with a second row and turned."""
+def attend(group: int, width: int, persistent: int, pairs: int) -> None:
+    """Attention in a window, likewise; where heads are 64 wide, with a second row."""
     own = tuple(torch.randn(HEADS, persistent, width, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
     qkv = torch.randn(1, TIME, (group + 2) * HEADS * width, dtype=torch.bfloat16).requires_grad_()
     said = qkv[..., : 2 * HEADS * width] if width == WIDTH else None
-    turns = torch.randn(2, TIME, width // 4) if width == WIDTH else None
+    turns = torch.randn(2, TIME, pairs) if pairs else None
     window.run(qkv, said, (own[0], own[1]), turns, 64).float().sum().backward()
 
 
@@ -248,12 +258,14 @@ def main() -> None:
         recur(*sizes)
     for widths in DELTAS.get(asked, ()):
         correct(*widths)
+    for widths in CHANNELS.get(asked, ()):
+        fade(*widths)
     for d_state, low in SCANS.get(asked, ()):
         scan(d_state, low)
     for width, taps in ROWS.get(asked, ()):
         make_rows(width, taps)
-    for shape in WINDOWS.get(asked, ()):
-        attend(*shape)
+    for sizes in WINDOWS.get(asked, ()):
+        attend(*sizes)
     for shape in CACHES.get(asked, ()):
         look(*shape)
     sys.stdout.write(json.dumps(sorted(seen)))

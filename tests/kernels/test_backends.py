@@ -15,7 +15,7 @@ from lockstep.kernels import fla
 from lockstep.kernels.attention import looking, window
 from lockstep.kernels.backends import allows, missing, using
 from lockstep.kernels.memory import token
-from lockstep.kernels.recurrences import decayed, delta, selective
+from lockstep.kernels.recurrences import channel, decayed, delta, selective
 from lockstep.kernels.rows import choice
 from lockstep.memory import MemorySpec
 from lockstep.memory.kernel import pays
@@ -64,11 +64,12 @@ def each_that_takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], b
     return {
         "memory": lambda: pays(rows, memory.weights, spec),
         "rows": lambda: choice.takes(tokens, 64, 4),
-        "window": lambda: window.takes(tokens, 64, 4),
+        "window": lambda: window.takes(tokens, 64, 4, 16),
         "look": lambda: looking.takes(one),
         "token": lambda: token.takes(one, memory.weights, spec),
         "decayed": lambda: decayed.takes(rows, rows),
         "delta": lambda: delta.takes(rows, rows),
+        "channel-decayed": lambda: channel.takes(rows, rows),
         "selective": lambda: selective.takes(short, tokens, state),
         "fla": lambda: fla.takes("decayed", rows),
     }

@@ -71,10 +71,14 @@ SIZES = {
     "one token": Size(1, 1, time=1),
     "all that turns": Size(50, 3, turning=16),
     "nothing that turns": Size(50, 3, turning=0),
-    "an odd number of pairs": Size(50, 3, turning=6),
+    "one pair": Size(50, 3, turning=2, batch=1),
     "a second row": Size(150, 3, second=True),
     "a second row in a window": Size(50, second=True, heads=4, batch=1),
+    "a second row, and all turns": Size(70, 3, time=100, heads=4, batch=1, turning=16, second=True),
+    "a second row, and few pairs turn": Size(70, time=100, kv_heads=1, batch=1, turning=4, second=True),
+    "a second row, and nothing turns": Size(70, 3, time=100, batch=1, turning=0, second=True),
     "wider heads": Size(50, 3, width=64, batch=1),
+    "wider heads, and half of them turns": Size(70, 3, time=100, width=64, batch=1, turning=32, second=True),
 }
 ON_GPUS = {
     "titans": Size(256, 4, time=2048, heads=8, kv_heads=8, width=64),
@@ -303,10 +307,11 @@ def test_models_learn_alike(name: str, fields: dict[str, Any], monkeypatch: pyte
 def test_who_is_taken() -> None:
     """Heads of bfloat16 on a GPU; all else is left to others."""
     qkv = torch.zeros(1, 70, 384, dtype=torch.bfloat16, device=DEVICE)
-    assert kernels.takes(qkv, 64, 4) == ON_A_GPU
-    assert not kernels.takes(qkv.float(), 64, 4)
-    assert not kernels.takes(qkv, 48, 4)
-    assert not kernels.takes(qkv, 64, kernels.MOST + 1)
+    assert kernels.takes(qkv, 64, 4, 32) == kernels.takes(qkv, 64, 4, 0) == ON_A_GPU
+    assert not kernels.takes(qkv.float(), 64, 4, 32)
+    assert not kernels.takes(qkv, 48, 4, 8)
+    assert not kernels.takes(qkv, 64, 4, 24)
+    assert not kernels.takes(qkv, 64, kernels.MOST + 1, 32)
 
 
 @pytest.mark.parametrize("name", ["the text alone", "a second row in a window"])

@@ -19,6 +19,7 @@ from lockstep.kernels.attention.reads import (
     in_part,
     own_tokens,
 )
+from lockstep.kernels.attention.turning import turned_back
 from lockstep.kernels.memory.tiles import added, loaded, place, product, stored
 
 
@@ -84,6 +85,7 @@ def window_queries_kernel(
     said_values: tl.tensor_descriptor | None,
     own_keys: tl.tensor,  # [kv_heads, PERSISTENT, WIDTH]
     own_values: tl.tensor,
+    turns: tl.tensor | None,  # [2, places, HALF]
     reads: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     reads_bar: tl.tensor_descriptor,
     totals: tl.tensor,  # [batch, heads, room]
@@ -95,7 +97,9 @@ def window_queries_kernel(
     tiles: int,
     room: int,
     window: int,
+    turning_places: int,
     GROUP: tl.constexpr,
+    HALF: tl.constexpr,
     PERSISTENT: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -147,7 +151,10 @@ def window_queries_kernel(
     query_bar = through_row(
         query_bar, query, bar, keys, values, sample, kv_head, tile, window, total, common, SCALE, PRECISION
     )
-    stored(queries_bar, query_bar * ROOT, sample, head, tile * QUERIES)
+    query_bar *= ROOT
+    if HALF:
+        query_bar = turned_back(query_bar, turns, tile * QUERIES, turning_places, HALF)
+    stored(queries_bar, query_bar, sample, head, tile * QUERIES)
 
 
 @triton.jit
@@ -155,6 +162,7 @@ def window_keys_kernel(
     queries: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     keys: tl.tensor_descriptor,  # [batch, kv_heads, time, WIDTH]
     values: tl.tensor_descriptor,
+    turns: tl.tensor | None,  # [2, places, HALF]
     reads_bar: tl.tensor_descriptor,  # [batch, heads, time, WIDTH]
     totals: tl.tensor,  # [batch, heads, room]
     shared: tl.tensor,
@@ -166,7 +174,9 @@ def window_keys_kernel(
     room: int,
     window: int,
     time: int,
+    turning_places: int,
     GROUP: tl.constexpr,
+    HALF: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -202,5 +212,8 @@ def window_keys_kernel(
         weights_bar = product(value, tl.trans(bar), PRECISION)
         scores_bar = weights * (weights_bar - tl.load(shared + line)[None, :])
         key_bar = added(key_bar, scores_bar.to(key.dtype), query, PRECISION)
-    stored(keys_bar, key_bar * ROOT, sample, kv_head, tile * KEYS)
+    key_bar *= ROOT
+    if HALF:
+        key_bar = turned_back(key_bar, turns, tile * KEYS, turning_places, HALF)
+    stored(keys_bar, key_bar, sample, kv_head, tile * KEYS)
     stored(values_bar, value_bar, sample, kv_head, tile * KEYS)

@@ -1,7 +1,8 @@
 """The kernels of attention in a window as one differentiable operator, which a compiler does not look into.
 
 It takes projections as they lie, and gives their adjoints so: what is turned, joined or put in another order on the way
-is nobody else's affair. Queries and keys are turned once more on the way back, which is cheaper than to keep them.
+is nobody else's affair. Queries and keys are turned once more on the way back, which is cheaper than to keep them, and
+their adjoints are turned back by whoever makes them.
 """
 
 from __future__ import annotations
@@ -86,33 +87,34 @@ class Seen(NamedTuple):
         speed = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
         return {"GROUP": self.heads // self.kv_heads, **numbers, **speed}
 
-    def split(self, x: Tensor) -> list[Tensor]:
-        """What turns and what does not, or the like of their adjoints: of [batch, time, channels], the last are not."""
-        still = self.kv_heads * self.own_keys.shape[2]
-        return list(x.split((x.shape[2] - still, still), dim=2))
+    @property
+    def turning(self) -> dict[str, int]:
+        """Of kernels that turn adjoints back."""
+        _, places, half = (0, 0, 0) if self.turns is None else self.turns.shape
+        return {"turning_places": places, "HALF": half}
 
     def headed(self, x: Tensor) -> Tensor:
         """[batch, time, heads × width] as [batch, heads, time, width]."""
         apart: Tensor = x.unflatten(2, (-1, self.own_keys.shape[2]))
         return apart.transpose(1, 2)
 
-    def turned(self, x: Tensor) -> Tensor:
-        """The part of the projections that turns, so."""
-        if self.turns is None:
-            return x
-        made = x.new_empty(x.shape)
-        turn(x, made, self.turns, self.own_keys.shape[2])
-        return made
+    def parts(self, x: Tensor) -> tuple[Tensor, Row]:
+        """Of projections or of their adjoints, queries, if there are any, and the row of keys and values."""
+        queries, keys, values = self.headed(x).tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
+        return queries, Row(keys, values)
 
     def compared(self) -> tuple[Tensor, Row, Row | None]:
-        """Queries [batch, heads, time, width], and the rows of keys and values."""
-        both, values = self.split(self.qkv)
-        queries, keys = self.headed(self.turned(both)).split((self.heads, self.kv_heads), dim=1)
-        row = Row(keys, self.headed(values))
-        if self.said is None:
-            return queries, row, None
-        said_keys, said_values = self.split(self.said)
-        return queries, row, Row(self.headed(self.turned(said_keys)), self.headed(said_values))
+        """Queries [batch, heads, time, width], and the rows of keys and values; what turns is turned."""
+        queries, row = self.turned(self.qkv)
+        return queries, row, None if self.said is None else self.turned(self.said)[1]
+
+    def turned(self, x: Tensor) -> tuple[Tensor, Row]:
+        """As `parts`, but for the values turned."""
+        if self.turns is None:
+            return self.parts(x)
+        both, values = self.headed(x).tensor_split((-self.kv_heads,), dim=1)
+        queries, keys = turn(both, self.turns).tensor_split((-self.kv_heads,), dim=1)
+        return queries, Row(keys, values)
 
     def places(self, heads: int, tokens: int) -> tuple[int, int, int, int, int]:
         """What kernels find their work by: rows, heads, tiles of so many tokens, room and window."""
@@ -154,30 +156,14 @@ def backward(seen: Seen, reads: Tensor, totals: Tensor, reads_bar: Tensor) -> tu
     """Adjoints of the projections, of the second row's, and of persistent tokens, [2, kv_heads, persistent, width]."""
     queries, row, said = seen.compared()
     bars = seen.headed(reads), seen.headed(reads_bar)
-    qkv_bar, said_bar = torch.empty_like(seen.qkv), None if seen.said is None else torch.empty_like(seen.said)
-    both_bar, values_bar = seen.split(qkv_bar)
-    # Of what was turned, the adjoints are turned back, from a place of their own.
-    turning = both_bar if seen.turns is None else both_bar.new_empty(both_bar.shape)
-    queries_bar, keys_bar = seen.headed(turning).split((seen.heads, seen.kv_heads), dim=1)
+    qkv_bar = torch.empty_like(seen.qkv)
+    said_bar = qkv_bar.new_empty(0) if seen.said is None else torch.empty_like(seen.said)
+    queries_bar, row_bar = seen.parts(qkv_bar)
     own_bar, shared = through_queries(seen, queries, row, said, *bars, totals, queries_bar)
-    through_keys(seen, queries, row, bars[1], totals, shared, Row(keys_bar, seen.headed(values_bar)))
-    if seen.turns is not None:
-        turn(turning, both_bar, seen.turns, seen.own_keys.shape[2], back=True)
-    if said is not None and said_bar is not None:
-        through_said(seen, queries, said, bars[1], totals, shared, said_bar)
-    return qkv_bar, qkv_bar.new_empty(0) if said_bar is None else said_bar, own_bar
-
-
-def through_said(
-    seen: Seen, queries: Tensor, said: Row, reads_bar: Tensor, totals: Tensor, shared: Tensor, said_bar: Tensor
-) -> None:
-    """The adjoints of the second row's projections are filled in."""
-    keys_bar, values_bar = seen.split(said_bar)
-    turning = keys_bar if seen.turns is None else keys_bar.new_empty(keys_bar.shape)
-    bars = Row(seen.headed(turning), seen.headed(values_bar))
-    through_keys(seen, queries, said, reads_bar, totals, shared, bars)
-    if seen.turns is not None:
-        turn(turning, keys_bar, seen.turns, seen.own_keys.shape[2], back=True)
+    through_keys(seen, queries, row, bars[1], totals, shared, row_bar)
+    if said is not None:
+        through_keys(seen, queries, said, bars[1], totals, shared, seen.parts(said_bar)[1])
+    return qkv_bar, said_bar, own_bar
 
 
 def through_queries(
@@ -200,6 +186,7 @@ def through_queries(
         *sheets(tiles.keys, *row, *(said or (None, None))),
         seen.own_keys,
         seen.own_values,
+        seen.turns,
         *sheets(tiles.queries, reads, reads_bar),
         totals,
         *sheets(tiles.queries, queries_bar),
@@ -207,6 +194,7 @@ def through_queries(
         shared,
         *places,
         PERSISTENT=persistent,
+        **seen.turning,
         **seen.constants(tiles),
     )
     summed = own_bar.unflatten(1, (kv_heads, -1)).sum((0, 2, 3)).transpose(0, 1)
@@ -222,12 +210,14 @@ def through_keys(
     window_keys_kernel[(places[0] * places[2],)](
         *sheets(tiles.queries, queries),
         *sheets(tiles.keys, *row),
+        seen.turns,
         *sheets(tiles.queries, reads_bar),
         totals,
         shared,
         *sheets(tiles.keys, *bars),
         *places,
         seen.qkv.shape[1],
+        **seen.turning,
         **seen.constants(tiles),
     )
 

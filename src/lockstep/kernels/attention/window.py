@@ -20,11 +20,13 @@ MOST = 16
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def takes(qkv: Tensor, width: int, persistent: int) -> bool:
-    """Whether these kernels should run on projections [batch, time, heads × width]."""
+def takes(qkv: Tensor, width: int, persistent: int, pairs: int) -> bool:
+    """Whether these kernels should run on projections [batch, time, heads × width], so many pairs of which turn."""
     if qkv.device.type != "cuda" or qkv.dtype is not torch.bfloat16 or not allows("triton"):
         return False
-    return width in WIDTHS and persistent <= MOST and INSTALLED
+    # Halves of a head are told apart by its shape.
+    even = pairs & (pairs - 1) == 0
+    return width in WIDTHS and even and persistent <= MOST and INSTALLED
 
 
 def run(

@@ -157,7 +157,8 @@ class Attention(Mixer):
     def by_kernel(self, qkv: Tensor) -> bool:
         """Whether our kernel takes these projections as they are."""
         persistent = 0 if self.persistent is None else self.persistent.num_embeddings
-        return self.causal and kernels.takes(qkv, self.head_dim, persistent) and self.skips(qkv, qkv, qkv)
+        pairs = 0 if self.rope_theta is None else self.rotary_dim // 2
+        return self.causal and kernels.takes(qkv, self.head_dim, persistent, pairs) and self.skips(qkv, qkv, qkv)
 
     def at_once(self, qkv: Tensor, said: Tensor | None, prefix: Prefix, window: int, below: int) -> Tensor:
         """Attention [batch, time, dim] from projections by our kernel, from the first of fewer than `below` places on.

@@ -259,7 +259,8 @@ class MemoryAsContext(Mixer):
         own = Cost(forward_flops=projections + scores, decoding_extra=one_token - scores, state_bytes=cache)
         if self.memory is None:
             return own
-        recalled = product_flops(self.dim, self.dim) + self.memory.recall_flops() + product_flops(self.dim, 2 * self.dim)
+        projections = product_flops(self.dim, self.dim) + product_flops(self.dim, 2 * self.dim)
+        recalled = projections + self.memory.recall_flops()
         standing = self.memory.tail_bytes(self.dim) + self.memory.held_bytes(1)
         # What the memory is asked, and says, is computed again on the way back.
         asked = Cost(forward_flops=recalled, training_extra=recalled)
