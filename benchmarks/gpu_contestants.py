@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -43,7 +43,9 @@ RIVALS = ("gated-deltanet", "deltanet", *DEEPER, "retnet", "gla", "linear-attent
 PLAIN = "plain-transformer"
 PEERS: dict[str, bool] = {PEER: False, f"{PEER}-bf16": True}
 """As its own training script runs it, in float32, and under the autocast that everybody else has."""
-FLA, MAMBA_SSM = "fla-gated-deltanet", "mamba-ssm-mamba2"
+FLA, MAMBA_SSM = GUESTS = "fla-gated-deltanet", "mamba-ssm-mamba2"
+"""Other packages' layers for two of the rivals."""
+NAMES = (BASELINE, *MEMORIES, *RIVALS, PLAIN, *PEERS, *GUESTS)
 
 Compiled = Literal["model", "blocks", "nothing"]
 
@@ -54,15 +56,6 @@ class Size(NamedTuple):
     dim: int = 512
     depth: int = 16
     heads: int = 8
-
-
-GUESTS: dict[str, Callable[[Size], Guest]] = {
-    FLA: lambda size: GatedDeltaNet(VOCABULARY, size.dim, size.depth),
-    # Layer for layer what the rival has.
-    MAMBA_SSM: lambda size: Mamba2(VOCABULARY, size.dim, specification("mamba2", size).depth),
-}
-"""Other packages' layers for two of the rivals."""
-NAMES = (BASELINE, *MEMORIES, *RIVALS, PLAIN, *PEERS, *GUESTS)
 
 
 class Setting(NamedTuple):
@@ -175,8 +168,15 @@ def peer_contestant(tokens: Tensor, lowered: bool) -> Contestant:
 
 def guest_contestant(name: str, tokens: Tensor, setting: Setting) -> Contestant:
     """Not compiled, but recorded: its kernels, Triton's and tilelang's, start on the stream that torch is on."""
-    model = GUESTS[name](setting.size).to(setting.device)
+    model = guest(name, setting.size).to(setting.device)
     return Contestant(model, tokens, True, None, model.facts, replays(setting))
+
+
+def guest(name: str, size: Size) -> Guest:
+    """As many layers as the rival has."""
+    if name == FLA:
+        return GatedDeltaNet(VOCABULARY, size.dim, size.depth)
+    return Mamba2(VOCABULARY, size.dim, specification("mamba2", size).depth)
 
 
 def compile_parts(model: nn.Module, compiled: Compiled) -> None:

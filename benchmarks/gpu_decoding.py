@@ -22,6 +22,7 @@ from gpu_contestants import (
     MEMORIES,
     RIVALS,
     VOCABULARY,
+    guest,
     specification,
 )
 from gpu_training import GUESTS_AT, backend, in_one_line, times
@@ -102,7 +103,7 @@ def cases(lengths: Sequence[int] | None, several: bool) -> list[Case]:
 
 def invited(case: Case) -> tuple[str, ...]:
     """Guests where they train too."""
-    guests = tuple(GUESTS) if case == Case(GUESTS_AT) else ()
+    guests = GUESTS if case == Case(GUESTS_AT) else ()
     return FIXED if case.length > LONGEST else (BASELINE, *FIXED, *guests)
 
 
@@ -139,7 +140,7 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     """Built in bfloat16, its context read twice, of which the second time counts, and its first tokens written."""
     torch.manual_seed(0)
-    built = GUESTS[name](asked.size) if name in GUESTS else specification(name, asked.size).build()
+    built = guest(name, asked.size) if name in GUESTS else specification(name, asked.size).build()
     model = built.to(asked.device, torch.bfloat16).eval()
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
