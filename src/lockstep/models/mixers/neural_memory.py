@@ -112,10 +112,12 @@ class NeuralMemory(nn.Module):
 
     def asking(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         """Queries alone, [batch, heads, time, head_dim]; the tail is theirs."""
-        return never_kept(self.query_rows, x, tail)
+        return never_kept(self.asked, x, tail)
 
-    def query_rows(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
-        projected = F.linear(x, self.qkv.weight[: self.dim])
+    def asked(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+        return self.query_rows(F.linear(x, self.qkv.weight[: self.dim]), tail)
+
+    def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         if self.by_kernel(projected):
             queries, after = self.made_at_once(projected, tail, [True])
             return queries, after
