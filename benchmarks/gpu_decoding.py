@@ -175,12 +175,13 @@ def decoder(model: LanguageModel | Guest, state: State, asked: argparse.Namespac
 
 
 def read(model: LanguageModel | Guest, context: Tensor, room: int) -> tuple[Tensor, State]:
-    """Logits [batch, vocab] after the last token, and the state there."""
+    """Logits [batch, vocab] after the last token, and the state there, by the kernels that train under autocast."""
     state = model.initial_state(len(context), capacity=room)
     logits = torch.empty(0)
-    for piece in context.split(PIECE, dim=1):
-        said, state = model.step(piece, state)
-        logits = said[:, -1]
+    with torch.autocast(context.device.type, torch.bfloat16):
+        for piece in context.split(PIECE, dim=1):
+            said, state = model.step(piece, state)
+            logits = said[:, -1]
     return logits, state
 
 
