@@ -86,7 +86,7 @@ class Contestant:
     gradients: Gradients = field(init=False)
     peak_bytes: int | None = None
     recorded: bool = False
-    """Whether it came to that."""
+    """Whether it came to that in its latest turn."""
     seconds_per_step: float = 0.0
     """When it was warm, for the choice of how many steps a turn has."""
     seconds_per_token: list[float] = field(default_factory=list)
@@ -107,8 +107,12 @@ class Contestant:
         self.gradients.clear()
 
     def rest(self) -> None:
-        """Leave the device's memory to others: a recorded step holds all that it needs for as long as it is kept."""
+        """Leave the device's memory to others: a recorded step holds all that it needs for as long as it is kept.
+
+        What the optimizer remembers is lost too; nobody asks what was learned.
+        """
         self.gradients.forget()
+        self.optimizer.state.clear()
 
     def learn(self, tokens: Tensor) -> Tensor:
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.lowered):

@@ -40,7 +40,7 @@ LENGTHS = (1024, 4096, 16_384, LONGEST)
 FAR = 1_048_576
 """Tokens of a context that only a state of fixed size has room for."""
 PIECE = 8192
-"""Tokens that are read at once of a longer context."""
+"""Tokens that are read at once of a longer context; guests, of which not all can read on, read it in one piece."""
 SEVERAL = 64
 """Sequences of a batch."""
 DECODED = 64
@@ -179,7 +179,7 @@ def read(model: LanguageModel | Guest, context: Tensor, room: int) -> tuple[Tens
     state = model.initial_state(len(context), capacity=room)
     logits = torch.empty(0)
     with torch.autocast(context.device.type, torch.bfloat16):
-        for piece in context.split(PIECE, dim=1):
+        for piece in context.split(context.shape[1] if isinstance(model, Guest) else PIECE, dim=1):
             said, state = model.step(piece, state)
             logits = said[:, -1]
     return logits, state

@@ -125,11 +125,7 @@ def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str,
         else:
             seconds, (more_graphs, more_breaks) = time.perf_counter() - started, compilations()
             line |= {"batch": ready[name].batch, "warm_up_seconds": seconds, "backend": backend()}
-            line |= {
-                "replayed": ready[name].recorded,
-                "graphs": more_graphs - graphs,
-                "graph_breaks": more_breaks - breaks,
-            }
+            line |= {"graphs": more_graphs - graphs, "graph_breaks": more_breaks - breaks}
             say(f"{in_words(case)}: {name} is warm after {seconds:.1f} s")
         release(asked.device)
     return ready
@@ -161,17 +157,17 @@ def tried(name: str, setting: Setting) -> Contestant:
     one.peak_bytes = peak_bytes_of(one.step, others, setting.device)
     if one.replayed:
         one.step()
-    one.recorded = bool(one.gradients.recordings)
     one.seconds_per_step = seconds_of(one.step, 1, setting.device)
     one.rest()
     return one
 
 
 def take_turn(one: Contestant, asked: argparse.Namespace) -> None:
-    """Several steps. What others cached is given back first, and one step takes memory anew before the clock runs."""
+    """Several steps. What others cached is given back first, and one step takes memory and records before the clock."""
     release(asked.device)
-    if one.recorded or one.seconds_per_step < SLOW_SECONDS:
+    if one.replayed or one.seconds_per_step < SLOW_SECONDS:
         one.step()
+    one.recorded = bool(one.gradients.recordings)
     steps = max(min(asked.steps, int(TURN_SECONDS / one.seconds_per_step)), 1)
     tokens = one.tokens[:, 1:].numel()
     one.seconds_per_token.append(seconds_of(one.step, steps, asked.device) / tokens)
@@ -183,6 +179,7 @@ def results(name: str, ready: Mapping[str, Contestant], case: Case, tflops: floa
     seconds = statistics.median(one.seconds_per_token)
     return {
         "tokens_per_second": 1 / seconds,
+        "replayed": one.recorded,
         "ratio": None if baseline is None else beside(one, baseline, "speed"),
         "peak_bytes": one.peak_bytes,
         "peak_ratio": None if baseline is None else beside(one, baseline, "memory"),
@@ -195,10 +192,12 @@ def results(name: str, ready: Mapping[str, Contestant], case: Case, tflops: floa
 
 
 def beside(one: Contestant, other: Contestant, of: Literal["speed", "memory"]) -> float | None:
-    """How many times as fast, or how many times the memory; None where memory was not measured."""
+    """How many times as fast, or how many times the memory; None where that was not measured, or of other batches."""
     if of == "speed":
         return paired(other.seconds_per_token, one.seconds_per_token)
-    return one.peak_bytes / other.peak_bytes if one.peak_bytes and other.peak_bytes else None
+    if one.batch != other.batch or not one.peak_bytes or not other.peak_bytes:
+        return None
+    return one.peak_bytes / other.peak_bytes
 
 
 def judged(name: str, ready: Mapping[str, Contestant], case: Case) -> list[dict[str, Any]]:

@@ -47,9 +47,9 @@ def turn_kernel(
     """One program is some tokens of one sample, with all their heads."""
     tiles = tl.cdiv(time, TOKENS)
     sample, first = (tl.program_id(0) // tiles).to(tl.int64), (tl.program_id(0) % tiles) * TOKENS
-    token = first + tl.arange(0, TOKENS)[:, None]
-    column, still = tl.arange(0, triton.next_power_of_2(HALF))[None, :], tl.arange(0, triton.next_power_of_2(REST + 1))
-    there, rest = (token < time) & (column < HALF), (token < time) & (still[None, :] < REST)
+    token = first.to(tl.int64) + tl.arange(0, TOKENS)[:, None]
+    column, still = tl.arange(0, HALF)[None, :], tl.arange(0, triton.next_power_of_2(REST + 1))[None, :]
+    there, rest = token < time, (token < time) & (still < REST)
     cosine = tl.load(turns + token * HALF + column, mask=there, other=0.0)
     sine = tl.load(turns + (places + token) * HALF + column, mask=there, other=0.0)
     given += sample * sample_stride + token * token_stride
@@ -60,7 +60,7 @@ def turn_kernel(
         tl.store(made + column, (x * cosine - y * sine).to(made.dtype.element_ty), mask=there)
         tl.store(made + HALF + column, (y * cosine + x * sine).to(made.dtype.element_ty), mask=there)
         if REST:
-            passed = 2 * HALF + still[None, :]
+            passed = 2 * HALF + still
             tl.store(made + passed, tl.load(given + passed, mask=rest), mask=rest)
         given += 2 * HALF + REST
         made += 2 * HALF + REST
@@ -69,7 +69,8 @@ def turn_kernel(
 def turn(given: Tensor, turns: Tensor) -> Tensor:
     """[batch, heads, time, width] turned, heads side by side in both, samples and tokens of the first anywhere.
 
-    Turns [2, places, half] are of the first places; of each head the first numbers are turned, pairs `half` apart.
+    Turns [2, places, half] are of the first places; of each head the first numbers are turned, pairs `half` apart, a
+    power of two.
     """
     (batch, heads, time, width), half = given.shape, turns.shape[2]
     made = given.new_empty(batch, time, heads, width)

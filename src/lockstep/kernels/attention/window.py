@@ -24,9 +24,9 @@ def takes(qkv: Tensor, width: int, persistent: int, pairs: int) -> bool:
     """Whether these kernels should run on projections [batch, time, heads × width], so many pairs of which turn."""
     if qkv.device.type != "cuda" or qkv.dtype is not torch.bfloat16 or not allows("triton"):
         return False
-    # Halves of a head are told apart by its shape.
-    even = pairs & (pairs - 1) == 0
-    return width in WIDTHS and even and persistent <= MOST and INSTALLED
+    # What turns is told from what does not by the shape of a tile.
+    shaped = pairs & (pairs - 1) == 0
+    return width in WIDTHS and shaped and persistent <= MOST and INSTALLED
 
 
 def run(

@@ -10,7 +10,7 @@ value_dim] in 32 bits.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +22,10 @@ from lockstep.kernels.recurrences.channel_adjoints import channel_adjoint_kernel
 from lockstep.kernels.recurrences.channel_decays import channel_decays
 from lockstep.kernels.recurrences.channel_reads import channel_read_kernel
 from lockstep.kernels.recurrences.channel_states import channel_chain_kernel
-from lockstep.kernels.recurrences.flow import KEY_BLOCK, sheet
+from lockstep.kernels.recurrences.flow import KEY_BLOCK, Tokens, sheet
 
 NARROW = 32
 """Keys in half a block, or less."""
-
-
-class Tokens(NamedTuple):
-    """What is written and read."""
-
-    queries: Tensor  # [batch, time, heads, key_dim]
-    keys: Tensor
-    values: Tensor  # [batch, time, heads, value_dim]
-    log_keep: Tensor  # [batch, time, heads, key_dim]
 
 
 class Chunks(flow.Chunks):
@@ -44,9 +35,8 @@ class Chunks(flow.Chunks):
     """
 
     def __init__(self, tokens: Tokens, chunk: int) -> None:
-        queries, keys, values, log_keep = tokens
-        super().__init__(flow.Tokens(queries, keys, values, log_keep[..., 0].transpose(1, 2)), chunk)
-        self.since = channel_decays(log_keep, chunk)
+        super().__init__(tokens, chunk)
+        self.since = channel_decays(tokens.log_keep, chunk)
         self.levels = chunk.bit_length() - 1
 
     def tiles(self, tokens: Tensor, columns: int) -> TensorDescriptor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.kernels.record import record
 from lockstep.kernels.recurrences.delta_flow import Kept, Tokens, backward, forward
+from lockstep.kernels.recurrences.operator import ask_for_two, both
 
 NAME = "delta"
 TOKENS = "Tensor queries, Tensor keys, Tensor values, Tensor rate, Tensor log_keep"
@@ -59,12 +60,11 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tokens, _, ctx.chunk = inputs
     ctx.save_for_backward(*tokens, *output[2:])
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(True)
+    ask_for_two(ctx, output)
 
 
-def _through(ctx: Any, reads_bar: Tensor, last_bar: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    return *delta_backward(*ctx.saved_tensors, reads_bar, last_bar, ctx.chunk), None
+def _through(ctx: Any, reads_bar: Tensor | None, last_bar: Tensor | None, *_: None) -> tuple[Any, ...]:
+    return *delta_backward(*ctx.saved_tensors, *both(ctx, reads_bar, last_bar), ctx.chunk), None
 
 
 delta.register_autograd(_through, setup_context=_keep)

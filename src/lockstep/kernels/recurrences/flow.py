@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
     queries: Tensor  # [batch, time, groups, key_dim]
     keys: Tensor
     values: Tensor  # [batch, time, heads, value_dim]
-    log_keep: Tensor  # [batch, heads, time]
+    log_keep: Tensor  # [batch, heads, time]; where channels decay alone, [batch, time, heads, key_dim]
 
 
 class Chunks:
@@ -47,8 +47,8 @@ class Chunks:
 
     def __init__(self, tokens: Tokens, chunk: int) -> None:
         self.chunk = chunk
-        self.batch, self.heads, self.time = tokens.log_keep.shape
-        self.groups, self.key_dim, self.value_dim = tokens.keys.shape[2], tokens.keys.shape[3], tokens.values.shape[3]
+        self.batch, self.time, self.heads, self.value_dim = tokens.values.shape
+        self.groups, self.key_dim = tokens.keys.shape[2:]
         self.chunks, self.rows = self.time // chunk, self.batch * self.heads
         self.key_block = min(self.key_dim, KEY_BLOCK)
         # The largest power of two that divides, which is what a tile may measure.

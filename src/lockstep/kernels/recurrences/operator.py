@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.record import record
-from lockstep.kernels.recurrences.flow import Tokens, backward, forward
+from lockstep.kernels.recurrences import channel_flow, flow
+from lockstep.kernels.recurrences.flow import Tokens
 
-NAME = "decayed"
+KINDS = {3: ("decayed", flow), 4: ("channel-decayed", channel_flow)}
+"""What is recorded and what computes it, by the dimensions of the gates: one for a head, or one for each channel."""
 TOKENS = "Tensor queries, Tensor keys, Tensor values, Tensor log_keep"
 
 
@@ -20,10 +22,12 @@ TOKENS = "Tensor queries, Tensor keys, Tensor values, Tensor log_keep"
     schema=f"({TOKENS}, Tensor state, int chunk) -> (Tensor reads, Tensor last, Tensor starts)",
 )
 def decayed(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Reads, the state after the last token, and what the way back needs; see `flow`."""
-    *tokens, state, chunk = arguments
-    record(NAME)
-    return forward(Tokens(*tokens), state, chunk)
+    """Reads, the state after the last token, and what the way back needs; see `flow` and `channel_flow`."""
+    *given, state, chunk = arguments
+    tokens = Tokens(*given)
+    name, kind = KINDS[tokens.log_keep.ndim]
+    record(name)
+    return kind.forward(tokens, state, chunk)
 
 
 @decayed.register_fake
@@ -41,8 +45,10 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 )
 def decayed_backward(*arguments: Any) -> tuple[Tensor, ...]:
     """Adjoints of what `decayed` was given."""
-    *tokens, starts, reads_bar, last_bar, chunk = arguments
-    return backward(Tokens(*tokens), starts, reads_bar.contiguous(), last_bar.contiguous(), chunk)
+    *given, starts, reads_bar, last_bar, chunk = arguments
+    tokens = Tokens(*given)
+    _, kind = KINDS[tokens.log_keep.ndim]
+    return kind.backward(tokens, starts, reads_bar.contiguous(), last_bar.contiguous(), chunk)
 
 
 @decayed_backward.register_fake
@@ -54,12 +60,26 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tokens, _, ctx.chunk = inputs
     ctx.save_for_backward(*tokens, output[2])
-    ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(True)
+    ask_for_two(ctx, output)
 
 
-def _through(ctx: Any, reads_bar: Tensor, last_bar: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    return *decayed_backward(*ctx.saved_tensors, reads_bar, last_bar, ctx.chunk), None
+def _through(ctx: Any, reads_bar: Tensor | None, last_bar: Tensor | None, _: None) -> tuple[Any, ...]:
+    return *decayed_backward(*ctx.saved_tensors, *both(ctx, reads_bar, last_bar), ctx.chunk), None
+
+
+def ask_for_two(ctx: Any, output: tuple[Tensor, ...]) -> None:
+    """Reads and the last state have adjoints; the other outputs are large, and torch is to make no zeros for them."""
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)
+    ctx.shapes = [x.shape for x in output[:2]]
+
+
+def both(ctx: Any, *bars: Tensor | None) -> list[Tensor]:
+    """The two, with zeros where there is none."""
+    device = ctx.saved_tensors[0].device
+    return [
+        torch.zeros(shape, device=device) if bar is None else bar for bar, shape in zip(bars, ctx.shapes, strict=True)
+    ]
 
 
 decayed.register_autograd(_through, setup_context=_keep)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.record import record
+from lockstep.kernels.recurrences.operator import ask_for_two, both
 from lockstep.kernels.recurrences.selective_flow import Tokens, backward, forward, kept_starts
 
 NAME = "selective"
@@ -54,12 +55,11 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tokens, _ = inputs
     ctx.save_for_backward(*tokens, output[2])
-    ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(True)
+    ask_for_two(ctx, output)
 
 
-def _through(ctx: Any, reads_bar: Tensor, last_bar: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    return tuple(selective_backward(*ctx.saved_tensors, reads_bar, last_bar))
+def _through(ctx: Any, reads_bar: Tensor | None, last_bar: Tensor | None, _: None) -> tuple[Any, ...]:
+    return tuple(selective_backward(*ctx.saved_tensors, *both(ctx, reads_bar, last_bar)))
 
 
 selective.register_autograd(_through, setup_context=_keep)
