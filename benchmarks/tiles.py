@@ -70,9 +70,9 @@ def drawn(name: str, device: torch.device) -> Seen:
     def rows(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device).bfloat16()
 
-    own = (rows(HEADS, PERSISTENT, WIDTH) for _ in range(2))
-    said = rows(BATCH, time, 2 * HEADS * WIDTH) if second else None
-    return Seen(rows(BATCH, time, 3 * HEADS * WIDTH), said, *own, table(time, WIDTH // 4, 1e4, device), window)
+    qkv, said = rows(BATCH, time, 3 * HEADS * WIDTH), rows(BATCH, time, 2 * HEADS * WIDTH) if second else None
+    own_keys, own_values = rows(2, HEADS, PERSISTENT, WIDTH)
+    return Seen(qkv, said, own_keys, own_values, table(time, WIDTH // 4, 1e4, device), window)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from lockstep.memory.streaming import recollect_by_kernel
 from tests.kernels.machine_code import overwritten
 from tests.memory.cases import Fields
 
-HEADS, TIME, WIDTH, HIDDEN = 2, 128, 64, 128
+HEADS, TIME, WIDTH, HIDDEN = 2, 256, 64, 128
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64"}
 WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial", "chunk": 64}
 BIASES: list[Fields] = [

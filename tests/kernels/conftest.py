@@ -10,6 +10,9 @@ import torch
 
 from lockstep.kernels import fla, record
 
+# What fails there says by how much, as in the tests themselves.
+pytest.register_assert_rewrite("tests.kernels.recurrences")
+
 
 @pytest.fixture(autouse=True)
 def own_record(monkeypatch: pytest.MonkeyPatch) -> None:

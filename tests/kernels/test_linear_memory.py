@@ -21,7 +21,9 @@ from tests.kernels.memories import DEVICE, each_tensor, errors, everything, in_p
 from tests.kernels.rounding import ProductsOfBfloat16
 from tests.memory.cases import Case, Fields, assert_close, held
 
-operator = pytest.importorskip("lockstep.kernels.memory.linear_operator")
+pytest.importorskip("triton")
+
+from lockstep.kernels.memory import linear_operator as operator
 
 ON_A_GPU = torch.cuda.is_available()
 EXACTLY, AT_CORNERS = 1e-4, 1e-3

@@ -17,7 +17,10 @@ from lockstep.models.registry import build
 from tests.kernels.memories import DEVICE, Size, each_tensor, everything, harsh, in_precision
 from tests.memory.cases import Case, Fields, Named, each_gate
 
-operator = pytest.importorskip("lockstep.kernels.memory.operator")
+pytest.importorskip("triton")
+
+from lockstep.kernels.memory import operator
+
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 ON_A_GPU = torch.cuda.is_available()

@@ -1,15 +1,8 @@
-"""Our kernels of the selective scan say what the torch form says in float64: reads, states and gradients.
-
-Without a GPU they run in Triton's interpreter, on few channels. Both forms are given the same rounded numbers.
-"""
+"""Our kernels of the selective scan say what the torch form says in float64: reads, states and gradients."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -19,19 +12,27 @@ from torch import Tensor
 from lockstep.kernels.record import backend
 from lockstep.kernels.recurrences import selective as kernels
 from lockstep.models.recurrences.selective import selective_scan
-from tests.kernels.memories import DEVICE
-from tests.memory.cases import Named
+from tests.kernels.recurrences import (
+    BOUNDS,
+    EXACTLY,
+    ON_A_GPU,
+    Recurrence,
+    in_each_precision,
+    normals,
+    on_a_gpu,
+    on_device,
+)
 from tests.models.test_selective import RATES, drawn_rate
 
-flow = pytest.importorskip("lockstep.kernels.recurrences.selective_flow")
-operator = pytest.importorskip("lockstep.kernels.recurrences.selective_operator")
+pytest.importorskip("triton")
 
-ROOT = Path(__file__).resolve().parents[2]
-ON_A_GPU = torch.cuda.is_available()
-EXACTLY, ROUNDED = 1e-4, 1e-2
-"""Relative errors of norms with tokens of float32 and of bfloat16."""
+from lockstep.kernels.recurrences import selective_flow as flow
+from lockstep.kernels.recurrences import selective_operator as operator
+
 CHUNK = 32
 """Of the torch form."""
+SCAN = Recurrence("selective", partial(selective_scan, chunk=CHUNK), kernels.run, adjoints=torch.float32)
+"""Which multiplies nothing in 16 bits."""
 
 
 class Size(NamedTuple):
@@ -74,52 +75,21 @@ class Case(NamedTuple):
     decay: Tensor
     state: Tensor
 
-    def each(self, dtype: torch.dtype, rest: torch.dtype) -> Case:
-        """Queries, keys and values of one type and the rest of another, with gradients asked for."""
-        dtypes = (dtype,) * 3 + (rest,) * 3
-        return Case(*(x.to(kind, copy=True).requires_grad_() for x, kind in zip(self, dtypes, strict=True)))
 
-
-def draw(size: Size, low: torch.dtype, rate: str = "random", decay: str = "random", seed: int = 0) -> Case:
-    """Tokens that are numbers of `low`, in float32."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
+def draw(size: Size, low: torch.dtype, rate: str = "random", decay: str = "random") -> Case:
+    """Queries, keys and values of `low`, and the rest of float32."""
+    normal = normals()
     of_states, of_channels = (size.batch, size.time, size.d_state), (size.batch, size.time, size.channels)
     decays = {"random": 1.0, "near zero": 1e-4, "zero": 0.0}
     case = Case(
-        normal(*of_states).to(low).float(),
-        normal(*of_states).to(low).float(),
-        normal(*of_channels).to(low).float(),
+        normal(*of_states).to(low),
+        normal(*of_states).to(low),
+        normal(*of_channels).to(low),
         drawn_rate(normal(*of_channels), rate),
         normal(size.d_state, size.channels).exp() * decays[decay],
         normal(size.batch, size.d_state, size.channels),
     )
-    return Case(*(x.to(DEVICE) for x in case))
-
-
-def everything(case: Case, found: tuple[Tensor, Tensor]) -> Named:
-    """What came out and the gradients of all that went in, in double precision; adjoints are the same for any."""
-    draw = torch.Generator().manual_seed(5)
-    adjoints = [torch.randn(x.shape, generator=draw).to(x) for x in found]
-    gradients = torch.autograd.grad(found, list(case), adjoints)
-    named = {f"gradient of {name}": x for name, x in zip(case._fields, gradients, strict=True)}
-    return {name: x.detach().double() for name, x in {"reads": found[0], "state": found[1], **named}.items()}
-
-
-def by_torch(case: Case) -> Named:
-    exact = case.each(torch.float64, torch.float64)
-    return everything(exact, selective_scan(*exact, chunk=CHUNK))
-
-
-def by_kernels(case: Case, low: torch.dtype) -> Named:
-    tracked = case.each(low, torch.float32)
-    found = kernels.run(*tracked)
-    assert "(selective)" in backend()
-    assert all(x.dtype is torch.float32 for x in found)
-    return everything(tracked, found)
+    return on_device(case)
 
 
 def split(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,40 +99,33 @@ def split(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "SHORTEST", flow.SPAN)
 
 
-def require_close(case: Case, low: torch.dtype, bound: float) -> None:
-    found, wanted = by_kernels(case, low), by_torch(case)
-    # Where nothing is kept, some gradients are none but for what no number holds.
-    far = {name: float((found[name] - x).norm() / x.norm().clamp_min(1e-6)) for name, x in wanted.items()}
-    assert {name: error for name, error in far.items() if not error < bound} == {}
-
-
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize(("low", "bound"), [(torch.float32, EXACTLY), (torch.bfloat16, ROUNDED)])
-def test_rates(rate: str, low: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_each_precision
+def test_rates(rate: str, low: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that keep nothing, and those that write nothing."""
     split(Size(), monkeypatch)
-    require_close(draw(Size(), low, rate), low, bound)
+    SCAN.require_close(draw(Size(), low, rate), BOUNDS[low])
 
 
 @pytest.mark.parametrize("decay", ["near zero", "zero"])
 @pytest.mark.parametrize("rate", ["random", "large"])
 def test_slow_decays(rate: str, decay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     split(Size(), monkeypatch)
-    require_close(draw(Size(), torch.float32, rate, decay), torch.float32, EXACTLY)
+    SCAN.require_close(draw(Size(), torch.float32, rate, decay), EXACTLY)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_other_sizes(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
     split(size, monkeypatch)
-    require_close(draw(size, torch.float32), torch.float32, EXACTLY)
+    SCAN.require_close(draw(size, torch.float32), EXACTLY)
 
 
-@pytest.mark.skipif(not ON_A_GPU, reason="too large for the interpreter")
+@on_a_gpu
 @pytest.mark.parametrize("size", ON_GPUS.values(), ids=ON_GPUS)
-@pytest.mark.parametrize(("low", "bound"), [(torch.bfloat16, ROUNDED), (torch.float32, EXACTLY)])
-def test_sizes_of_models(size: Size, low: torch.dtype, bound: float) -> None:
+@in_each_precision
+def test_sizes_of_models(size: Size, low: torch.dtype) -> None:
     for rate in ("small", "random", "now and then"):
-        require_close(draw(size, low, rate), low, bound)
+        SCAN.require_close(draw(size, low, rate), BOUNDS[low])
 
 
 @pytest.mark.parametrize(("span", "held"), [(4, 2), (8, 8), (16, 4)])
@@ -171,7 +134,7 @@ def test_no_result_depends_on_what_is_kept(span: int, held: int, monkeypatch: py
     monkeypatch.setattr(flow, "HELD", held)
     size = Size(time=35)
     split(size, monkeypatch)
-    require_close(draw(size, torch.float32), torch.float32, EXACTLY)
+    SCAN.require_close(draw(size, torch.float32), EXACTLY)
 
 
 def test_time_is_divided_among_many_programs() -> None:
@@ -191,7 +154,7 @@ def test_rates_beyond_all_measure_are_finite(monkeypatch: pytest.MonkeyPatch) ->
     split(Size(), monkeypatch)
     case = draw(Size(), torch.float32)
     case = case._replace(rate=case.rate * 1e30, decay=case.decay * 1e30, values=case.values * 1e-30)
-    found, wanted = by_kernels(case, torch.float32), by_torch(case)
+    found, wanted = SCAN.by_kernels(case), SCAN.by_torch(case)
     assert float((found["reads"] - wanted["reads"]).norm() / wanted["reads"].norm()) < EXACTLY
     assert all(x.isfinite().all() for x in found.values())
 
@@ -205,11 +168,8 @@ def test_views_are_taken() -> None:
     assert torch.equal(reads, kernels.run(*case)[0])
 
 
-def test_the_state_given_is_left_as_it_was() -> None:
-    case = draw(Size(), torch.float32)
-    before = case.state.clone()
-    kernels.run(*case)
-    assert torch.equal(case.state, before)
+def test_what_is_given_is_left_as_it_was() -> None:
+    SCAN.require_given_left_alone(draw(Size(), torch.float32))
 
 
 def test_who_is_taken() -> None:
@@ -231,16 +191,5 @@ def test_who_is_taken() -> None:
 
 def test_what_a_compiler_is_told() -> None:
     """Shapes without numbers, what is differentiated, and that nothing given is changed."""
-    case = draw(Size(), torch.float32).each(torch.float32, torch.float32)
-    torch.library.opcheck(operator.selective, tuple(case), atol=1e-4, rtol=1e-4)
-
-
-def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    # Another process: this one may be interpreting, and what it decorated cannot be compiled.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "tests.kernels.compiled", "selective", "90"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    launched = {"segment_kernel", "join_kernel", "read_kernel", "adjoint_kernel"}
-    assert set(json.loads(done.stdout.splitlines()[-1])) == launched
+    given = tuple(x.requires_grad_() for x in draw(Size(), torch.float32))
+    torch.library.opcheck(operator.selective, given, atol=1e-4, rtol=1e-4)

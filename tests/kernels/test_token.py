@@ -6,12 +6,7 @@ torch computes with them in float64.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,16 +20,17 @@ from lockstep.laws.subject import randomise
 from lockstep.memory import MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.models.decoding import Decoder
 from lockstep.models.registry import build
-from tests.kernels.memories import DEVICE, Size, each_tensor, harsh
+from tests.kernels.memories import DEVICE, Size, away_from_turns, each_tensor, harsh
 from tests.kernels.test_memory_operator import NUMBERS, SHAPES
 from tests.memory.cases import Case, Fields
 
-operator = pytest.importorskip("lockstep.kernels.memory.token_operator")
+pytest.importorskip("triton")
+
+from lockstep.kernels.memory import token_operator as operator
+
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 ON_A_GPU = torch.cuda.is_available()
-ROOT = Path(__file__).resolve().parents[2]
-KERNELS = {"token_kernel", "token_answer_kernel", "token_recall_kernel"}
 
 DESCENT: Fields = {"rule": "gradient-descent"}
 SQUARE: Fields = {"norm": True, "residual": True}
@@ -60,8 +56,8 @@ LARGE = [Size(64, 128, 4, batch=1, heads=8), Size(64, 128, 4, batch=64, heads=8)
 on_a_gpu = pytest.mark.skipif(not ON_A_GPU, reason="many rows need a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
 everywhere = pytest.mark.parametrize("over", [False, True], ids=["anew", "over"])
 
-EXACTLY, AT_TURNS, ROUNDED = 1e-4, 2e-3, 1e-2
-"""Relative errors of norms with tokens of float32, where a loss turns within a thousandth too, and of bfloat16."""
+EXACTLY, ROUNDED = 1e-4, 1e-2
+"""Relative errors of norms with tokens of float32 and of bfloat16."""
 Run = Callable[..., tuple[Tensor, MemoryState]]
 
 
@@ -164,8 +160,9 @@ def test_a_norm_without_parameters() -> None:
 @pytest.mark.parametrize("name", POINTS)
 def test_large_memories(name: str, size: Size, low: bool, over: bool) -> None:
     case = drawn(POINTS[name], size, 2 * size.chunk + 1)
-    exactly = AT_TURNS if case.spec.huber_form == "switch" else EXACTLY
-    require_close(in_16_bits(case) if low else case, over, ROUNDED if low else exactly)
+    if case.spec.huber_form == "switch":
+        case = away_from_turns(case)
+    require_close(in_16_bits(case) if low else case, over, ROUNDED if low else EXACTLY)
 
 
 @pytest.mark.usefixtures("programs")
@@ -277,16 +274,6 @@ def test_when_it_is_chosen() -> None:
         assert not asked(time=2)
         assert not token.takes(case.queries, each_tensor(Tensor.double, case).memory.weights, case.spec)
     assert not asked()
-
-
-def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    # Another process: this one may be interpreting, and what it decorated cannot be compiled.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "tests.kernels.compiled", "token", "90"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert set(json.loads(done.stdout.splitlines()[-1])) == KERNELS
 
 
 @pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mal", "yaad"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,17 @@ from lockstep.kernels.record import record
 from lockstep.kernels.recurrences import channel_flow, flow
 from lockstep.kernels.recurrences.flow import Tokens
 
-KINDS = {3: ("decayed", flow), 4: ("channel-decayed", channel_flow)}
+
+class Flow(Protocol):
+    """What computes a recurrence and its adjoints."""
+
+    def forward(self, tokens: Tokens, state: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]: ...
+    def backward(
+        self, tokens: Tokens, starts: Tensor, reads_bar: Tensor, last_bar: Tensor, chunk: int
+    ) -> tuple[Tensor, ...]: ...
+
+
+KINDS: dict[int, tuple[str, Flow]] = {3: ("decayed", flow), 4: ("channel-decayed", channel_flow)}
 """What is recorded and what computes it, by the dimensions of the gates: one for a head, or one for each channel."""
 TOKENS = "Tensor queries, Tensor keys, Tensor values, Tensor log_keep"
 
