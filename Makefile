@@ -35,7 +35,7 @@ test-slow: $(DEV_READY)
 
 # One process: tests side by side would share the GPU.
 test-gpu: $(DEV_READY)
-	LOCKSTEP_TEST_GPU=1 $(BIN)/pytest --numprocesses 0 tests/kernels tests/training/test_replay.py tests/models/test_decoding.py
+	LOCKSTEP_TEST_GPU=1 $(BIN)/pytest --numprocesses 0 tests/kernels tests/training/test_replay.py tests/models/test_decoding.py tests/test_benchmarks.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/stream.py
