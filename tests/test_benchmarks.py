@@ -235,7 +235,7 @@ def test_bars_judge_rivals_beside_the_packages_that_have_them(ours: str, guest: 
 class AddingNorm(nn.RMSNorm):
     """In torch, what the packages' fused norms do."""
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override] # the packages' norms are given more than torch's
         self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         total = x if residual is None else x + residual
@@ -245,7 +245,7 @@ class AddingNorm(nn.RMSNorm):
 class Shifting(nn.Linear):
     """A mixer with the answer that fla's have."""
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override] # fla's mixers are given a cache too
         self, hidden_states: Tensor, past_key_values: Any = None, use_cache: bool = False
     ) -> tuple[Tensor, None, Any]:
         return super().forward(F.pad(hidden_states, (0, 0, 1, -1))), None, past_key_values
