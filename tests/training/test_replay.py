@@ -115,30 +115,34 @@ def test_what_cannot_be_recorded_goes_on(waits: bool) -> None:
     "name", ["titans-lmm", "titans-mac", "titans-mag", "transformer++", "gated-deltanet", "mamba2"]
 )
 def test_models_can_be_recorded(name: str) -> None:
-    found = []
-    for replayed in (True, False):
-        torch.manual_seed(0)
-        torch._dynamo.reset()
-        segment = {"segment": 128} if name == "titans-mac" else {}
-        model = build(name, vocab_size=17, dim=128, depth=2, heads=2, **segment).to(DEVICE).train()
-        compile_blocks(model)
+    """Compiled once: what a compiler tries out may turn out differently the second time, and so would roundings."""
+    torch.manual_seed(0)
+    segment = {"segment": 128} if name == "titans-mac" else {}
+    model = build(name, vocab_size=17, dim=128, depth=2, heads=2, **segment).to(DEVICE).train()
+    beginning = {key: value.clone() for key, value in model.state_dict().items()}
+    compile_blocks(model)
 
-        def compute(tokens: Tensor, model: nn.Module = model) -> Tensor:
-            with torch.autocast(DEVICE, torch.bfloat16):
-                loss: Tensor = model(tokens[:, :-1], targets=tokens[:, 1:]).losses.mean()
-            loss.backward()
-            return loss.detach()
+    def compute(tokens: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss: Tensor = model(tokens[:, :-1], targets=tokens[:, 1:]).losses.mean()
+        loss.backward()
+        return loss.detach()
 
+    def learned(*, replayed: bool) -> list[float]:
+        model.load_state_dict(beginning)
         gradients = Gradients(model.parameters(), replayed=replayed)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        told = []
         for step in range(6):
             tokens = torch.randint(17, (2, 257), generator=torch.Generator().manual_seed(step)).to(DEVICE)
-            told = gradients(compute, tokens)
+            told.append(float(gradients(compute, tokens)))
             optimizer.step()
             gradients.clear()
-        found.append(float(told))
         assert bool(gradients.recordings) == replayed
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+        gradients.forget()
+        return told
+
+    assert learned(replayed=True) == pytest.approx(learned(replayed=False), rel=1e-4)
 
 
 @needs_gpu
