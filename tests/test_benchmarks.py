@@ -316,7 +316,7 @@ def test_guests_have_the_sizes_that_are_told(name: str, millions: float) -> None
 @pytest.mark.parametrize("name", GUESTS)
 def test_guests_learn_from_a_recording_what_they_learn_call_by_call(name: str) -> None:
     contestants = module("gpu_contestants")
-    size = contestants.Size(512, 2, 8)
+    size = contestants.Size(512, 4, 8)
     guest(name, size)
 
     def found(compiled: str) -> tuple[Tensor, bool]:
@@ -337,7 +337,7 @@ def test_guests_learn_from_a_recording_what_they_learn_call_by_call(name: str) -
 @torch.inference_mode()
 def test_guests_write_on_as_they_read(name: str) -> None:
     torch.manual_seed(0)
-    model = guest(name, module("gpu_contestants").Size(512, 2, 8)).to("cuda", torch.bfloat16).eval()
+    model = guest(name, module("gpu_contestants").Size(512, 4, 8)).to("cuda", torch.bfloat16).eval()
     tokens = torch.randint(256, (2, 100), device="cuda")
     _, state = module("gpu_decoding").read(model, tokens[:, :96], 0)
     decoder = module("guests").GuestDecoder(model, state)

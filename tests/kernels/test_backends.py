@@ -51,7 +51,6 @@ class Elsewhere:
 
 def each_that_takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], bool]]:
     """Questions that every one of our kernels says yes to on a GPU."""
-    monkeypatch.setattr(channel, "TRUSTED", True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(fla, "unusable", lambda _: None)

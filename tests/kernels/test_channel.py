@@ -143,9 +143,8 @@ def test_what_is_given_is_left_as_it_was() -> None:
     recurrence(torch.float32).require_given_left_alone(case)
 
 
-def test_who_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole chunks under bfloat16 autocast on a GPU, once they are trusted; all else is left to others."""
-    monkeypatch.setattr(kernels, "TRUSTED", True)
+def test_who_is_taken() -> None:
+    """Whole chunks under bfloat16 autocast on a GPU; all else is left to others."""
     keys, values = torch.zeros(1, 1, 128, 32, device=DEVICE), torch.zeros(1, 1, 128, 65, device=DEVICE)
     case = Case(keys, keys, values, keys, torch.zeros(1, 1, 32, 65, device=DEVICE))
     wide = keys.repeat(1, 1, 1, 16)

@@ -104,6 +104,11 @@ def test_what_cannot_be_recorded_goes_on(waits: bool) -> None:
         found = replayed.steps(WARM + 3)
     assert stream == (torch.cuda.current_stream() if ON_A_GPU else None)
     assert found == wanted
+    # Random numbers can still be drawn.
+    torch.manual_seed(0)
+    drawn = torch.rand(3, device=DEVICE)
+    torch.manual_seed(0)
+    assert torch.equal(torch.rand(3, device=DEVICE), drawn)
     assert not replayed.gradients.recordings
     for one, other in zip(replayed.gradients.parameters, plain.gradients.parameters, strict=True):
         assert torch.equal(one, other)
