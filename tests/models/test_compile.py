@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 
 from lockstep.laws.subject import randomise
+from lockstep.memory.chain import SHOWN
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import build
 
@@ -93,6 +94,33 @@ def test_segments_are_compiled_once() -> None:
         torch.compile(block.mixer, backend="aot_eager")(torch.randn(2, segments * CHUNK, 32))
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] == graphs[1] > 0
+
+
+def test_long_texts_are_no_larger_graphs() -> None:
+    """Where a memory is left to torch, and has more chunks than a compiler may see; it learns alike."""
+    (block,) = model("titans-lmm").layers
+    sizes = []
+    for chunks in (SHOWN + 1, 2 * SHOWN):
+        nodes = 0
+
+        def counted(graph: fx.GraphModule, _: object) -> Callable[..., Any]:
+            nonlocal nodes
+            nodes += sum(len(part.graph.nodes) for part in graph.modules() if isinstance(part, fx.GraphModule))
+            return graph.forward
+
+        x = torch.randn(2, chunks * CHUNK, 32)
+        expected = gradients(block.mixer, block.mixer, x)
+        torch._dynamo.reset()
+        found = gradients(block.mixer, torch.compile(block.mixer, backend=counted), x)
+        for one, other in zip(found, expected, strict=True):
+            assert float((one - other).norm()) < 1e-5 * float(other.norm())
+        sizes.append(nodes)
+    assert sizes[0] == sizes[1] > 0
+
+
+def gradients(mixer: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """Of the sum of what comes out, squared."""
+    return list(torch.autograd.grad(run(x).square().sum(), list(mixer.parameters())))
 
 
 def kept(name: str, x: Tensor) -> list[torch.Size]:

@@ -20,12 +20,16 @@ from lockstep.memory.structures import Affine
 from lockstep.memory.trace import Ends, Given, Trace, run
 from lockstep.memory.types import Memory, Weights, exactly
 
+SHOWN = 4
+"""Chunks that a compiler may see as one graph: it takes seconds for each, and minutes for a long text."""
+
 
 def chain(given: Given, spec: MemorySpec) -> tuple[Tensor, Memory]:
     """What the network says to the queries, [chunks, rows, time, out], and the memory after the last chunk."""
     there = (given.memory.velocity is not None, given.anchor is not None, given.point is not None)
     layout = Layout(spec.layers, *there)
-    said, *last = _Chain.apply(spec, layout, *layout.flat(given))  # type: ignore[no-untyped-call] # torch leaves apply untyped
+    aside = torch.compiler.is_compiling() and given.keys.shape[0] > SHOWN
+    said, *last = (_uncompiled if aside else _run)(spec, layout, *layout.flat(given))
     weights, velocity = tuple(last[: spec.layers]), tuple(last[spec.layers :])
     return said, Memory(weights, velocity or None)
 
@@ -85,3 +89,12 @@ class _Chain(torch.autograd.Function):
         with exactly(given.keys.device):
             bars = adjoint(given, trace, said_bar, last_bar, ctx.spec)
         return (None, None, *layout.flat(bars))
+
+
+def _run(spec: MemorySpec, layout: Layout, *flat: Part) -> tuple[Tensor, ...]:
+    return _Chain.apply(spec, layout, *flat)  # type: ignore[no-any-return, no-untyped-call] # torch leaves apply untyped
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator] # torch leaves it untyped
+def _uncompiled(spec: MemorySpec, layout: Layout, *flat: Part) -> tuple[Tensor, ...]:
+    return _run(spec, layout, *flat)
