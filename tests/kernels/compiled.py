@@ -30,6 +30,7 @@ from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
 from lockstep.kernels.recurrences import channel, decayed, delta, selective
 from lockstep.kernels.rows.operator import rows
+from lockstep.kernels.rows.token_operator import token_rows_
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, begin, memorize
 from lockstep.memory.streaming import recollect_by_kernel
 from tests.kernels.machine_code import overwritten
@@ -63,6 +64,8 @@ SCANS = {"selective": [(16, torch.bfloat16), (16, torch.float32), (8, torch.bflo
 """Numbers of a channel, and what tokens come in."""
 ROWS = {"rows": [(64, 4), (128, 8), (16, 2)]}
 """Widths of heads, and taps of convolutions."""
+BROUGHT = {"token rows": [(64, 4, True), (128, 8, False), (16, 2, True)]}
+"""The same, and whether gates are made with them."""
 WINDOWS = {"window": [(1, 64, 4, 16), (2, 64, 0, 32), (1, 128, 16, 0), (1, 32, 4, 8), (1, 16, 4, 4)]}
 """Heads that share keys, their width, persistent tokens, and pairs that turn."""
 CACHES = {"look": [(1, 64, 1024), (4, 128, 65)]}
@@ -231,8 +234,12 @@ def attend(group: int, width: int, persistent: int, pairs: int) -> None:
 
 def look(group: int, width: int, slots: int) -> None:
     """One token's attention over a cache, likewise."""
-    queries, cache = torch.randn(1, group * HEADS, 1, width).bfloat16(), torch.randn(1, HEADS, slots, width).bfloat16()
-    looking.run(queries, cache, cache, torch.ones(1, 1, 1, slots, dtype=torch.bool))
+    for count in (1, 2):
+        qkv = torch.randn(1, 1, (group + 2) * HEADS * width).bfloat16()
+        said = torch.randn(1, 1, 2 * HEADS * width).bfloat16() if count == 2 else None
+        keys, values = (torch.randn(1, HEADS, 4 + count * slots, width).bfloat16() for _ in range(2))
+        cache = looking.Cache(keys, values, torch.zeros(1, dtype=torch.int64))
+        looking.run(qkv, said, cache, torch.ones(width // 4), group * HEADS, 4, segmented=count == 2)
 
 
 def make_rows(width: int, taps: int) -> None:
@@ -241,6 +248,16 @@ def make_rows(width: int, taps: int) -> None:
     weight = torch.randn(taps, 3 * HEADS * width).requires_grad_()
     made = rows(projected, weight, torch.zeros(1, taps - 1, 3 * HEADS * width), HEADS, [True, True, False], 1e-6)
     torch.stack(made).float().sum().backward()
+
+
+def bring(width: int, taps: int, gates: bool) -> None:
+    """What one token brings to a memory in bfloat16, with gates of all kinds or queries alone."""
+    dim, units = HEADS * width, [True, True, False] if gates else [True]
+    channels = len(units) * dim
+    projected, tail = torch.randn(1, channels).bfloat16(), torch.zeros(1, taps - 1, channels).bfloat16()
+    gating = (torch.randn(1, dim).bfloat16(), torch.randn(4 * HEADS, dim), torch.randn(4 * HEADS))
+    setting = (HEADS, units, 1e-6, True, True, 0.5)
+    token_rows_(projected, torch.randn(taps, channels), tail, *(gating if gates else (None,) * 3), *setting)
 
 
 def main() -> None:
@@ -264,6 +281,8 @@ def main() -> None:
         scan(d_state, low)
     for width, taps in ROWS.get(asked, ()):
         make_rows(width, taps)
+    for width, taps, gates in BROUGHT.get(asked, ()):
+        bring(width, taps, gates)
     for sizes in WINDOWS.get(asked, ()):
         attend(*sizes)
     for shape in CACHES.get(asked, ()):

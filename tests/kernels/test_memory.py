@@ -36,6 +36,8 @@ ON_A_GPU = torch.cuda.is_available()
 SMALL = Size(16, 32, 16, batch=1)
 LARGE = [Size(64, 128, 64), Size(64, 256, 64)]
 """For GPUs; two programs share a row of 256 hidden units."""
+EXTREME = [Size(32, 64, 32), Size(64, 512, 64)]
+"""For GPUs: others that models may have."""
 ODD = [(Size(16, 128, 32), 70), (Size(32, 32, 16, heads=3), 32), (Size(16, 16, 16, batch=1, heads=1), 275)]
 """Other shapes and how many tokens: several blocks of hidden units, more chunks than a program adds up."""
 
@@ -129,7 +131,7 @@ def test_what_turns_cost_torch() -> None:
     assert max(found_apart.values()) < EXACTLY / 10
 
 
-@pytest.mark.parametrize("size", [SMALL._replace(batch=2), *(LARGE if ON_A_GPU else ())], ids=str)
+@pytest.mark.parametrize("size", [SMALL._replace(batch=2), *([*LARGE, *EXTREME] if ON_A_GPU else ())], ids=str)
 @every_point
 def test_memories_in_bfloat16(name: str, size: Size) -> None:
     """As a model draws them; beside torch, where corners leave nothing else to compare with."""

@@ -31,9 +31,13 @@ def turns(
 
         cos, sin = prepared(first_turns, below, half, theta, dtype, positions.device)
         return cos[positions], sin[positions]
-    rates = theta ** (-torch.arange(half, device=positions.device, dtype=dtype) / half)
-    angles = positions[..., None].to(dtype) * rates
+    angles = positions[..., None].to(dtype) * speeds(half, theta, dtype, positions.device)
     return angles.cos(), angles.sin()
+
+
+def speeds(half: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """By how much each pair is turned from one place to the next, [half]."""
+    return theta ** (-torch.arange(half, device=device, dtype=dtype) / half)
 
 
 def table(below: int, half: int, theta: float, device: torch.device) -> Tensor:

@@ -1,13 +1,15 @@
-"""One query of each head over a cache, which programs share: each takes some of the keys, and what they say is joined.
+"""One token of each sequence looks at a cache, and is put there: by programs that share the cache among them.
 
 Attention of a single token is bound by the bytes of the cache. One program for each head would leave most of a device
-idle, and a long cache would take as long as one multiprocessor needs for it.
+idle, and a long cache would take as long as one multiprocessor needs for it. Around it, a step of decoding is bound by
+how many kernels it has, so that turning and putting are done where the keys are.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,25 +25,40 @@ PROGRAMS = 264
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def takes(queries: Tensor) -> bool:
-    """Whether these kernels should run for queries [batch, heads, time, width]: one token each, and no derivative."""
-    if queries.device.type != "cuda" or queries.shape[2] != 1 or torch.is_grad_enabled():
+class Cache(NamedTuple):
+    """Keys and values [batch, kv_heads, all slots, width], and the tokens seen [batch].
+
+    Slots of persistent tokens come first. The others are of one row of tokens, or of two as long; token p is in slot p
+    modulo their length.
+    """
+
+    keys: Tensor
+    values: Tensor
+    position: Tensor
+
+
+def takes(qkv: Tensor, width: int) -> bool:
+    """Whether these kernels should run for projections [batch, time, channels]: one token each, and no derivative."""
+    if qkv.device.type != "cuda" or qkv.shape[1] != 1 or torch.is_grad_enabled():
         return False
-    fits = queries.dtype in (torch.bfloat16, torch.float32) and queries.shape[3] in WIDTHS
-    return fits and INSTALLED and allows("triton")
+    return qkv.dtype in (torch.bfloat16, torch.float32) and width in WIDTHS and INSTALLED and allows("triton")
 
 
-def run(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """What queries [batch, heads, 1, width] read of keys and values [batch, kv_heads, slots, width].
+def run(
+    qkv: Tensor, said: Tensor | None, cache: Cache, rates: Tensor | None, heads: int, persistent: int, segmented: bool
+) -> tuple[Tensor, Cache]:
+    """What tokens read [batch, 1, heads × width] of the cache after them, and that cache, which is written over.
 
-    The mask [batch or 1, 1, 1, slots] says which slots are seen; each query sees one at least.
+    Projections are [batch, 1, (heads + 2 × kv_heads) × width]; in `said` are keys and values of the first of two rows.
+    A place turns queries and keys by these `rates` [pairs], if there are any. A token sees what is in the cache; where
+    that is `segmented`, it sees what came since a row's first slot was filled, and places are counted from there.
     """
     # Triton is needed where it is used alone.
-    from lockstep.kernels.attention.looking_operator import look
+    from lockstep.kernels.attention.looking_operator import look_
 
-    seen = mask.expand(len(queries), -1, -1, -1)[:, 0, 0].contiguous()
-    reads: Tensor = look(queries[:, :, 0].contiguous(), keys.contiguous(), values.contiguous(), seen)
-    return reads[:, :, None]
+    row = None if said is None else said[:, 0].contiguous()
+    reads: Tensor = look_(qkv[:, 0].contiguous(), row, *cache, rates, heads, persistent, segmented)
+    return reads[:, None], cache
 
 
 def parts(batch: int, kv_heads: int, slots: int) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -15,53 +17,106 @@ NAME = "look"
 
 
 @triton.jit
+def turned(row: tl.tensor, place: tl.tensor, rates: tl.tensor, HALF: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
+    """A query or key [WIDTH] in 32 bits, its first 2 × HALF numbers turned by its place."""
+    wide = tl.arange(0, WIDTH)
+    x = tl.load(row + wide).to(tl.float32)
+    if HALF == 0:
+        return x
+    turning, left = wide < 2 * HALF, wide < HALF
+    other = tl.load(row + tl.where(left, wide + HALF, wide - HALF), mask=turning, other=0.0).to(tl.float32)
+    angle = place.to(tl.float32) * tl.load(rates + wide % HALF, mask=turning, other=0.0)
+    return x * tl.cos(angle) + tl.where(left, -other, other) * tl.sin(angle)
+
+
+@triton.jit
 def look_kernel(
-    queries: tl.tensor,  # [batch, kv_heads, GROUP, WIDTH]
-    keys: tl.tensor,  # [batch, kv_heads, slots, WIDTH]
+    qkv: tl.tensor,  # [batch, (GROUP + 2) × kv_heads, WIDTH]: queries, keys, values
+    said: tl.tensor,  # [batch, 2 × kv_heads, WIDTH]: keys and values of the first of two rows
+    keys: tl.tensor,  # [batch, kv_heads, slots, WIDTH]; the token's own is put there
     values: tl.tensor,
-    seen: tl.tensor,  # [batch, slots]
+    position: tl.tensor,  # [batch]
+    rates: tl.tensor,  # [HALF]
     found: tl.tensor,  # [batch, kv_heads, GROUP, parts, WIDTH] in 32 bits; what follows is what comes out
     tops: tl.tensor,  # [batch, kv_heads, GROUP, parts]: the highest score, as a power of two
     totals: tl.tensor,  # the same: sums of powers, relative to it
     kv_heads: int,
     slots: int,
+    persistent: int,
     parts: int,
     size: int,
+    HALF: tl.constexpr,
     GROUP: tl.constexpr,
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SEGMENTED: tl.constexpr,
 ) -> None:
     """One program is one part of one head of keys, for all heads of queries that share it."""
     row, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    sample, head = row // kv_heads, row % kv_heads
+    ROWS: tl.constexpr = 1 if said is None else 2
     SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
+    low = keys.dtype.element_ty
     wide = tl.arange(0, WIDTH)
     keys += row * slots * WIDTH
     values += row * slots * WIDTH
-    seen += (row // kv_heads) * slots
+    at, length = tl.load(position + sample), (slots - persistent) // ROWS
+    inside = (at % length).to(tl.int32)
+    place = inside if SEGMENTED else at
+    # The last slot that is seen: all have been filled where tokens went round.
+    last = inside if SEGMENTED else tl.where(at < length, inside, length)
+    # What comes new, as the cache will have it: in the last row the token's own, before it what was said to it.
+    queries = qkv + sample * (GROUP + 2) * kv_heads * WIDTH
+    own = queries + (GROUP * kv_heads + head) * WIDTH
+    own_slot = persistent + (ROWS - 1) * length + inside
+    own_key = turned(own, place, rates, HALF, WIDTH).to(low)
+    own_value = tl.load(own + kv_heads * WIDTH + wide).to(low)
+    if ROWS == 2:
+        second = said + (sample * 2 * kv_heads + head) * WIDTH
+        said_slot = persistent + inside
+        said_key = turned(second, place, rates, HALF, WIDTH).to(low)
+        said_value = tl.load(second + kv_heads * WIDTH + wide).to(low)
     for member in tl.static_range(GROUP):
-        head = row * GROUP + member
-        query = tl.load(queries + head * WIDTH + wide).to(tl.float32)[None, :] * SCALE
+        which = row * GROUP + member
+        query = turned(queries + (head * GROUP + member) * WIDTH, place, rates, HALF, WIDTH)[None, :] * SCALE
         top = LOWEST + tl.zeros([SLOTS], tl.float32)
         total = tl.zeros([SLOTS], tl.float32)
         read = tl.zeros([SLOTS, WIDTH], tl.float32)
         # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
         for tile in range(part * size, part * size + size):
             slot = tile * SLOTS + tl.arange(0, SLOTS)
-            there = tl.load(seen + slot, mask=slot < slots, other=0) != 0
+            behind = slot - persistent
+            there = (tl.where(behind < length, behind, behind - length) if ROWS == 2 else behind) <= last
+            there = there & (slot < slots)
             where = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
-            key = tl.load(keys + where, mask=there[:, None], other=0.0).to(tl.float32)
-            value = tl.load(values + where, mask=there[:, None], other=0.0).to(tl.float32)
-            score = tl.where(there, tl.sum(query * key, axis=1), LOWEST)
+            key = tl.load(keys + where, mask=there[:, None], other=0.0)
+            value = tl.load(values + where, mask=there[:, None], other=0.0)
+            key = tl.where((slot == own_slot)[:, None], own_key[None, :], key)
+            value = tl.where((slot == own_slot)[:, None], own_value[None, :], value)
+            if ROWS == 2:
+                key = tl.where((slot == said_slot)[:, None], said_key[None, :], key)
+                value = tl.where((slot == said_slot)[:, None], said_value[None, :], value)
+            score = tl.where(there, tl.sum(query * key.to(tl.float32), axis=1), LOWEST)
             higher = tl.maximum(top, score)
             fading, weight = tl.exp2(top - higher), tl.where(there, tl.exp2(score - higher), 0.0)
-            read = read * fading[:, None] + weight[:, None] * value
+            read = read * fading[:, None] + weight[:, None] * value.to(tl.float32)
             total = total * fading + weight
             top = higher
         highest = tl.max(top, axis=0)
         share = tl.exp2(top - highest)
-        tl.store(found + (head * parts + part) * WIDTH + wide, tl.sum(read * share[:, None], axis=0))
-        tl.store(tops + head * parts + part, highest)
-        tl.store(totals + head * parts + part, tl.sum(total * share, axis=0))
+        tl.store(found + (which * parts + part) * WIDTH + wide, tl.sum(read * share[:, None], axis=0))
+        tl.store(tops + which * parts + part, highest)
+        tl.store(totals + which * parts + part, tl.sum(total * share, axis=0))
+    # Whoever has a slot puts there what comes, and nobody else looks at it.
+    if own_slot // SLOTS // size == part:
+        where = own_slot.to(tl.int64) * WIDTH + wide
+        tl.store(keys + where, own_key)
+        tl.store(values + where, own_value)
+    if ROWS == 2:  # noqa: SIM102, because Triton would look at both sides of an `and`
+        if said_slot // SLOTS // size == part:
+            where = said_slot.to(tl.int64) * WIDTH + wide
+            tl.store(keys + where, said_key)
+            tl.store(values + where, said_value)
 
 
 @triton.jit
@@ -70,6 +125,8 @@ def join_kernel(
     tops: tl.tensor,  # [rows, parts]
     totals: tl.tensor,
     reads: tl.tensor,  # [rows, WIDTH]: what comes out
+    position: tl.tensor,  # [batch], one more afterwards
+    heads: int,
     parts: int,
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -83,39 +140,63 @@ def join_kernel(
     where = (row * parts + part)[:, None] * WIDTH + wide[None, :]
     read = tl.sum(tl.load(found + where, mask=there[:, None], other=0.0) * share[:, None], axis=0)
     tl.store(reads + row * WIDTH + wide, (read / total).to(reads.dtype.element_ty))
+    if row % heads == 0:
+        at = position + row // heads
+        tl.store(at, tl.load(at) + 1)
 
 
-@torch.library.custom_op("lockstep::look", mutates_args=())
-def look(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Reads [batch, heads, width] of queries like them, as `looking.run` says; everything is in one piece."""
+@torch.library.custom_op(
+    "lockstep::look_",
+    mutates_args=("keys", "values", "position"),
+    schema="(Tensor qkv, Tensor? said, Tensor(a!) keys, Tensor(b!) values, Tensor(c!) position, Tensor? rates,"
+    " int heads, int persistent, bool segmented) -> Tensor",
+)
+def look_(
+    qkv: Tensor,
+    said: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    position: Tensor,
+    rates: Tensor | None,
+    heads: int,
+    persistent: int,
+    segmented: bool,
+) -> Tensor:
+    """Reads [batch, heads × width] of one token each, as `looking.run` says; everything is in one piece."""
     record(NAME)
-    (batch, heads, width), (kv_heads, slots) = queries.shape, keys.shape[1:3]
+    batch, kv_heads, slots, width = keys.shape
     count, size = parts(batch, kv_heads, slots)
-    found = queries.new_empty(batch * heads, count, width, dtype=torch.float32)
-    tops, totals = (queries.new_empty(batch * heads, count, dtype=torch.float32) for _ in range(2))
+    found = qkv.new_empty(batch * heads, count, width, dtype=torch.float32)
+    tops, totals = (qkv.new_empty(batch * heads, count, dtype=torch.float32) for _ in range(2))
+    reads = qkv.new_empty(batch, heads * width)
     look_kernel[(batch * kv_heads * count,)](
-        queries,
+        qkv,
+        said,
         keys,
         values,
-        seen.view(torch.int8),
+        position,
+        rates,
         found,
         tops,
         totals,
         kv_heads,
         slots,
+        persistent,
         count,
         size,
+        HALF=0 if rates is None else len(rates),
         GROUP=heads // kv_heads,
         SLOTS=SLOTS,
         WIDTH=width,
+        SEGMENTED=segmented,
         num_warps=4,
     )
-    reads = torch.empty_like(queries)
     several = {"PARTS": triton.next_power_of_2(count), "WIDTH": width, "num_warps": 4}
-    join_kernel[(batch * heads,)](found, tops, totals, reads, count, **several)
+    join_kernel[(batch * heads,)](found, tops, totals, reads, position, heads, count, **several)
     return reads
 
 
-@look.register_fake
-def _(queries: Tensor, *_: Tensor) -> Tensor:
-    return torch.empty_like(queries)
+@look_.register_fake
+def _(qkv: Tensor, said: Tensor | None, keys: Tensor, *others: Any) -> Tensor:
+    heads = others[3]
+    return qkv.new_empty(qkv.shape[0], heads * keys.shape[3])

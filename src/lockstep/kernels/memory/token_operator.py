@@ -76,10 +76,7 @@ def programs(rows: int, width: int, hidden: int) -> int:
 
 
 def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> Tensor:
-    """Reads like the queries; the state after the token goes into `after`, which may be the state itself.
-
-    The position is then left to the caller: other programs may still have to read it.
-    """
+    """Reads like the queries; the state after the token goes into `after`, which may be the state itself."""
     chunk, residual, norm, bias, p, activation = setting
     batch, heads, width = token.queries.shape
     rows, hidden = batch * heads, state.point[0].shape[-1]
@@ -87,6 +84,8 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
     in_place = after.position is state.position
     reads = torch.empty_like(token.queries)
     parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
+    # Not written over before every program has read it.
+    next_position = torch.empty_like(state.position) if in_place else after.position
     sizes: dict[str, Any] = {"WIDTH": width, "HIDDEN": hidden, "CHUNK": chunk, "SPLIT": split, "IN_PLACE": in_place}
     sizes |= {"NORM": norm, "RESIDUAL": residual}
     token_kernel[(rows * split,)](
@@ -95,7 +94,7 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
         *state.matrices,
         state.position,
         *after.matrices,
-        after.position,
+        next_position,
         reads,
         parts,
         heads,
@@ -107,8 +106,10 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
         num_warps=8,
     )
     if parts is not None:
-        lent, own = (token.queries, token.gain, token.shift), (*after.weights, state.position, *after.point)
-        token_answer_kernel[(rows,)](parts, *lent, *own, reads, heads, **sizes, num_warps=4)
+        lent, own = (token.queries, token.gain, token.shift), (*after.weights, next_position, *after.point)
+        token_answer_kernel[(rows,)](parts, *lent, *own, after.position, reads, heads, **sizes, num_warps=4)
+    elif in_place:
+        state.position.add_(1)
     return reads
 
 
@@ -141,9 +142,7 @@ def memory_token_(*arguments: Any) -> Tensor:
     """The same, written over the state, no two tensors of which may be one."""
     record(NAME)
     state = State(*arguments[COUNT:BEHIND])
-    reads = launch(Token(*arguments[:COUNT]), state, state, arguments[BEHIND:])
-    state.position.add_(1)
-    return reads
+    return launch(Token(*arguments[:COUNT]), state, state, arguments[BEHIND:])
 
 
 @memory_token_.register_fake

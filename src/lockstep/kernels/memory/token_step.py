@@ -95,7 +95,7 @@ def token_kernel(
     next_weights_2: tl.tensor,
     next_velocity_1: tl.tensor,
     next_velocity_2: tl.tensor,
-    next_position: tl.tensor,
+    next_position: tl.tensor,  # not the position itself, which others may have to read yet
     reads: tl.tensor,  # [rows, WIDTH], where a row has one program
     parts: tl.tensor,  # [rows, SPLIT, WIDTH] in 32 bits, where it has more: what each has to say
     heads: int,
@@ -111,7 +111,7 @@ def token_kernel(
     P: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ) -> None:
-    """One program is one part of the hidden units of one row; IN_PLACE says that what comes out is what went in."""
+    """One program is one part of the hidden units of one row; IN_PLACE says that matrices come out where they were."""
     index, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     row, sample, head = index.to(tl.int64), index // heads, index % heads
     SIZE: tl.constexpr = WIDTH * HIDDEN
@@ -166,12 +166,11 @@ def token_kernel(
     if not IN_PLACE:
         tl.store(next_point_1 + at_1, tl.where(closes, held_1, start_1))
         tl.store(next_point_2 + at_2, tl.where(closes, held_2, start_2))
-        if (head == 0) & (part == 0):
-            tl.store(next_position + sample, at + 1)
     elif SPLIT == 1:
         tl.debug_barrier()  # all of the point is read before any of it is written
         stored_if(closes, next_point_1 + at_1, held_1)
         stored_if(closes, next_point_2 + at_2, held_2)
+    stored_if((head == 0) & (part == 0), next_position + sample, at + 1)
 
     answer = through_second(activate(through_first(query, held_1), ACTIVATION), held_2)
     if SPLIT == 1:
@@ -189,9 +188,10 @@ def token_answer_kernel(
     shift: tl.tensor,
     weights_1: tl.tensor,  # [rows, WIDTH, HIDDEN], as they are now
     weights_2: tl.tensor,
-    position: tl.tensor,  # [batch], as it was
+    next_position: tl.tensor,  # [batch]
     point_1: tl.tensor,  # what comes out where it is in place and a chunk closes
     point_2: tl.tensor,
+    position: tl.tensor,  # what comes out where it is in place
     reads: tl.tensor,  # [rows, WIDTH]: what comes out
     heads: int,
     WIDTH: tl.constexpr,
@@ -212,7 +212,9 @@ def token_answer_kernel(
     read = read_from(tl.sum(said_by_parts, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
     tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
     if IN_PLACE:
-        closes = closing(tl.load(position + sample), CHUNK)
+        after = tl.load(next_position + sample)
+        stored_if(head == 0, position + sample, after)
+        closes = closing(after - 1, CHUNK)
         where = row * WIDTH * HIDDEN + tl.arange(0, WIDTH * HIDDEN)
         copied_if(closes, point_1 + where, weights_1 + where)
         copied_if(closes, point_2 + where, weights_2 + where)

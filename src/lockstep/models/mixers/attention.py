@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,28 +13,12 @@ from lockstep.kernels.attention import window as kernels
 from lockstep.memory.ownership import is_given_up
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend, attend_in, skips
+from lockstep.models.mixers.cache import KeyValueCache, Prefix
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.sight import Sight
-from lockstep.models.rotary import rotate, table
+from lockstep.models.rotary import rotate, speeds, table
 
 POSITION_BYTES = 8
-
-
-Prefix = tuple[Tensor, Tensor] | tuple[()]
-"""Keys and values of persistent tokens, if there are any."""
-
-
-class KeyValueCache(NamedTuple):
-    """What attention remembers.
-
-    Full attention keeps `capacity` slots, filled from the left. Windowed attention keeps the last `window` tokens,
-    the newest at the right end; slots before the first token are empty.
-    """
-
-    keys: Tensor  # [batch, kv_heads, slots, head_dim]
-    values: Tensor  # [batch, kv_heads, slots, head_dim]
-    position: Tensor  # [batch], tokens seen
-    prefix: Prefix  # [batch, kv_heads, persistent, head_dim] each
 
 
 class Attention(Mixer):
@@ -112,53 +95,72 @@ class Attention(Mixer):
         """Attention over tokens that follow a cache, and the cache after them."""
         if not self.causal:
             raise ValueError("bidirectional attention cannot go token by token")
-        positions = cache.position[:, None] + torch.arange(x.shape[1], device=x.device)
         qkv = self.qkv(x)
+        if self.looks(qkv):
+            return self.look(qkv, cache)
+        positions = cache.position[:, None] + torch.arange(x.shape[1], device=x.device)
         queries, keys, values = self.apart(qkv, positions)
-        remember = self._append if self.window is None else self._shift
-        keys, values, key_positions, after = remember(cache, keys, values, positions)
+        self.require_room(cache, positions)
         if begins(cache.position, x.shape[1]):
             # No mask, and nothing of what a cache has room for.
-            return self.from_start(qkv), after
+            return self.from_start(qkv), cache.with_tokens(keys, values, self.pinned)
+        if self.window is not None and x.shape[1] > 1:
+            return self.in_window(queries, keys, values, positions, cache)
+        cache = cache.with_tokens(keys, values, self.pinned)
+        slots = torch.arange(cache.keys.shape[2] - self.pinned, device=x.device)
+        # Slots ahead of a query are not seen before all have been filled once, which a window's are.
+        seen = (positions[..., None] >= slots) | (positions[..., None] >= len(slots))
+        mask = F.pad(seen, (self.pinned, 0), value=True)
+        return self.merge(self.attend(queries, cache.keys, cache.values, mask[:, None])), cache
+
+    def in_window(
+        self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, cache: KeyValueCache
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Of several tokens: what some of them push out of the cache, others still see."""
+        past_keys, past_values, past = cache.in_order(self.pinned)
+        after, pinned = cache.with_tokens(keys, values, self.pinned), cache.pinned(self.pinned)
+        keys = torch.cat((past_keys, keys.to(past_keys.dtype)), dim=2)
+        values = torch.cat((past_values, values.to(past_values.dtype)), dim=2)
+        key_positions = torch.cat((past, positions), dim=1)
         mask = self.visible(positions, key_positions) & (key_positions >= 0)[:, None, :]
-        keys, values, mask = self.with_prefix(keys, values, mask, cache.prefix)
+        keys, values, mask = self.with_prefix(keys, values, mask, pinned)
         return self.merge(self.attend(queries, keys, values, mask[:, None])), after
 
-    def _append(
-        self, cache: KeyValueCache, keys: Tensor, values: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, KeyValueCache]:
-        """Fill the next slots; every slot is a key, those ahead of the query being masked."""
-        capacity = cache.keys.shape[2]
+    def require_room(self, cache: KeyValueCache, positions: Tensor) -> None:
+        """For tokens at these positions, unless a window makes it."""
         # Reading the position costs a device synchronisation on a GPU, where the caller chooses the capacity.
-        if positions.device.type == "cpu" and int(positions.max()) >= capacity:
+        if self.window is not None or positions.device.type != "cpu":
+            return
+        capacity = cache.keys.shape[2] - self.pinned
+        if int(positions.max()) >= capacity:
             raise ValueError(f"the cache holds {capacity} tokens, but position {int(positions.max())} was reached")
-        slots = positions[:, None, :, None].expand_as(keys)
-        filled = KeyValueCache(
-            put(cache.keys, slots, keys),
-            put(cache.values, slots, values),
-            cache.position + positions.shape[1],
-            cache.prefix,
-        )
-        return filled.keys, filled.values, torch.arange(capacity, device=keys.device)[None], filled
 
-    def _shift(
-        self, cache: KeyValueCache, keys: Tensor, values: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, KeyValueCache]:
-        """Add at the right and let what leaves the window fall off at the left."""
-        window = cache.keys.shape[2]
-        keys = torch.cat((cache.keys, keys.to(cache.keys.dtype)), dim=2)
-        values = torch.cat((cache.values, values.to(cache.values.dtype)), dim=2)
-        past = cache.position[:, None] + torch.arange(-window, 0, device=keys.device)
-        position = cache.position + positions.shape[1]
-        # Cloned, because a view would keep the keys of a whole prefill alive.
-        kept = KeyValueCache(keys[:, :, -window:].clone(), values[:, :, -window:].clone(), position, cache.prefix)
-        return keys, values, torch.cat((past, positions), dim=1), kept
+    def looks(self, qkv: Tensor) -> bool:
+        """Whether our kernel looks at a cache for a single token."""
+        return not self.dropping and looking.takes(qkv, self.head_dim)
+
+    def look(
+        self, qkv: Tensor, cache: KeyValueCache, said: Tensor | None = None, *, segmented: bool = False
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Attention [batch, 1, dim] of one token by that kernel, see there; the cache after it."""
+        held = looking.Cache(*cache) if is_given_up() else looking.Cache(*(part.clone() for part in cache))
+        rates = None
+        if self.rope_theta is not None and self.rotary_dim:
+            from lockstep.models.mixers.prepared import prepared
+
+            rates = prepared(speeds, self.rotary_dim // 2, self.rope_theta, torch.float32, qkv.device)
+        reads, held = looking.run(qkv, said, held, rates, self.heads, self.pinned, segmented)
+        return reads, KeyValueCache(*held)
+
+    @property
+    def pinned(self) -> int:
+        """Persistent tokens."""
+        return 0 if self.persistent is None else self.persistent.num_embeddings
 
     def by_kernel(self, qkv: Tensor) -> bool:
         """Whether our kernel takes these projections as they are."""
-        persistent = 0 if self.persistent is None else self.persistent.num_embeddings
         pairs = 0 if self.rope_theta is None else self.rotary_dim // 2
-        return self.causal and kernels.takes(qkv, self.head_dim, persistent, pairs) and self.skips(qkv, qkv, qkv)
+        return self.causal and not self.dropping and kernels.takes(qkv, self.head_dim, self.pinned, pairs)
 
     def at_once(self, qkv: Tensor, said: Tensor | None, prefix: Prefix, window: int, below: int) -> Tensor:
         """Attention [batch, time, dim] from projections by our kernel, from the first of fewer than `below` places on.
@@ -170,7 +172,9 @@ class Attention(Mixer):
             return kernels.run(qkv, said, own, None, window)
         from lockstep.models.mixers.prepared import prepared
 
-        turns = prepared(table, operator.index(below), self.rotary_dim // 2, self.rope_theta, qkv.device)
+        # Few tables for many lengths.
+        places = 1 << (operator.index(below) - 1).bit_length()
+        turns = prepared(table, places, self.rotary_dim // 2, self.rope_theta, qkv.device)
         return kernels.run(qkv, said, own, turns, window)
 
     def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
@@ -195,15 +199,16 @@ class Attention(Mixer):
         return joined
 
     def initial_state(self, batch: int, capacity: int | None = None) -> KeyValueCache:
-        slots = self.window or capacity or self.max_length
-        shape = (batch, self.kv_heads, slots, self.head_dim)
-        position = torch.zeros(batch, dtype=torch.int64, device=self.like.device)
+        return self.opened(batch, self.window or capacity or self.max_length)
+
+    def opened(self, batch: int, slots: int) -> KeyValueCache:
+        """A cache with room for as many tokens."""
+        room = self.zeros(batch, self.kv_heads, slots, self.head_dim)
+        position = torch.zeros(batch, dtype=torch.int64, device=room.device)
         # The persistent tokens' own projections are done here, once, and not again for every token.
-        prefix = self.prefix()
-        if prefix:
-            keys, values = (part.expand(batch, -1, -1, -1).clone() for part in prefix)
-            prefix = keys, values
-        return KeyValueCache(self.zeros(*shape), self.zeros(*shape), position, prefix)
+        prefix = self.prefix() or (room[0, :, :0],) * 2
+        keys, values = (torch.cat((part.expand(batch, -1, -1, -1), room), dim=2) for part in prefix)
+        return KeyValueCache(keys, values, position)
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -263,8 +268,6 @@ class Attention(Mixer):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        if mask is not None and not self.dropping and looking.takes(queries):
-            return looking.run(queries, keys.to(queries.dtype), values.to(queries.dtype), mask)
         return attend(queries, keys, values, mask, is_causal=is_causal, dropout=self.dropping, flex=self.flex)
 
     def skips(self, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
@@ -285,14 +288,13 @@ class Attention(Mixer):
 
     def mixing_cost(self, length: int) -> Cost:
         """All but the output projection; the persistent tokens' own is done once for a batch, and not counted."""
-        persistent = 0 if self.persistent is None else self.persistent.num_embeddings
         queries, keys = length, length
         if self.window is not None and self.window < length:
             queries, keys = -(-length // self.window) * self.window, 2 * self.window
         width = self.heads * self.head_dim
-        scores = 2 * product_flops(width, keys + persistent) * queries / length
+        scores = 2 * product_flops(width, keys + self.pinned) * queries / length
         projections = product_flops(*self.qkv.weight.shape)
-        slots = (self.window or length) + persistent
+        slots = (self.window or length) + self.pinned
         one_token = 2 * product_flops(width, slots if self.window is None else slots + 1)
         cache = 2 * self.kv_heads * slots * self.head_dim * self.like.element_size() + POSITION_BYTES
         return Cost(
@@ -307,12 +309,6 @@ def begins(position: Tensor, time: int) -> bool:
     if time == 1 or position.is_meta or torch.compiler.is_compiling():
         return False
     return not position.any().item()
-
-
-def put(cache: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
-    """The cache with rows [batch, heads, time, head_dim] at these slots, which are of the same shape."""
-    rows = rows.to(cache.dtype)
-    return cache.scatter_(2, slots, rows) if is_given_up() else cache.scatter(2, slots, rows)
 
 
 def spread(prefix: Prefix, keys: Tensor, values: Tensor) -> Prefix:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from torch import nn
 
 from lockstep.models.cost import Cost
-from lockstep.models.mixers.attention import Attention, KeyValueCache
+from lockstep.models.mixers.attention import Attention
+from lockstep.models.mixers.cache import KeyValueCache
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState
 

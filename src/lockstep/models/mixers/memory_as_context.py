@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.memory.ownership import is_given_up
 from lockstep.memory.recomputation import as_operand, never_kept
 from lockstep.memory.types import Weights
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend_in
-from lockstep.models.mixers.attention import POSITION_BYTES, Attention, Prefix, put
+from lockstep.models.mixers.attention import POSITION_BYTES, Attention
+from lockstep.models.mixers.cache import KeyValueCache, Prefix, put
 from lockstep.models.mixers.memory_gate import MemoryGate
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Tail, normed
@@ -78,7 +80,7 @@ class MemoryAsContext(Mixer):
         self.attention, self.memory, self.segment = attention, memory, segment
         self.dim = attention.output.in_features
         self.contexts = 1 if memory is None else 2
-        self.persistent = 0 if attention.persistent is None else attention.persistent.num_embeddings
+        self.persistent = attention.pinned
         self.gate = MemoryGate(self.dim, attention.heads, use_memory=memory is not None)
         self.read_norm = None if memory is None else nn.RMSNorm(self.dim, eps=EPSILON)
         self.write_norm = None if memory is None else nn.RMSNorm(self.dim, eps=EPSILON)
@@ -97,11 +99,16 @@ class MemoryAsContext(Mixer):
     def step(self, x: Tensor, state: ContextState | None) -> tuple[Tensor, ContextState]:
         if state is None:
             return self.run(x, self.initial_state(x.shape[0]), 0)  # type: ignore[no-any-return] # see there
+        if x.shape[1] == 1:
+            return self.walk(x, state, state.position)
         return self.run(x, state, state.position)  # type: ignore[no-any-return] # see there
 
     # One after the other, segments are compiled as one: a graph of all would take minutes for a long text.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator] # torch leaves it untyped
     def run(self, x: Tensor, state: ContextState, position: Tensor | int) -> tuple[Tensor, ContextState]:
+        return self.walk(x, state, position)
+
+    def walk(self, x: Tensor, state: ContextState, position: Tensor | int) -> tuple[Tensor, ContextState]:
         """`step`, from where all samples stand, if that is known."""
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
         rows, tail = self.rows(x, inside, state.tail)
@@ -144,9 +151,8 @@ class MemoryAsContext(Mixer):
         if self.memory is not None and isinstance(memory, NeuralState):
             reads, memory = self.memory.step(never_kept(self.written, attended), memory, phase)
             standing = self.stands(standing, memory, rows.inside, phase)
-        position = state.position + x.shape[1]
         # Not by _replace: what torch 2.11 compiles would hand out a tuple without elements.
-        return attended, reads, ContextState(state.keys, state.values, position, state.tail, standing, memory)
+        return attended, reads, ContextState(*state[:3], state.tail, standing, memory)
 
     def written(self, attended: Tensor) -> Tensor:
         """What the memory is given."""
@@ -162,23 +168,36 @@ class MemoryAsContext(Mixer):
         return y
 
     def attend(self, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState) -> tuple[Tensor, ContextState]:
-        """Attention inside the segment [batch, time, dim], with its keys and values after these tokens."""
+        """Attention inside the segment [batch, time, dim], and the state after these tokens, but for the memory."""
+        cache, rest = KeyValueCache(*state[:3]), state[3:]
+        if self.attention.looks(rows.qkv):
+            said = None if rows.asking is None else self.said(rows.asking, state.standing)
+            attended, cache = self.attention.look(rows.qkv, cache, said, segmented=True)
+            return attended, ContextState(*cache, *rest)
+        attended, keys, values = self.attended(rows, phase, pinned, state)
+        return attended, ContextState(keys, values, state.position + rows.inside.shape[1], *rest)
+
+    def attended(
+        self, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """By torch, or by the kernel of whole segments; and the keys and values after these tokens."""
         whole = phase == 0 and rows.inside.shape[1] == self.segment
         if whole and self.attention.by_kernel(rows.qkv):
             said = None if rows.asking is None else never_kept(self.said, rows.asking, state.standing)
             # Those of one sample are those of all.
             own = (pinned[0][0], pinned[1][0]) if pinned else ()
-            return self.attention.at_once(rows.qkv, said, own, self.segment, self.segment), state
+            return self.attention.at_once(rows.qkv, said, own, self.segment, self.segment), state.keys, state.values
         if phase == 0:
             # Nothing of the segment lies in the cache yet, and nothing need be put there if it ends here.
             heads = never_kept(self.context, rows, state.standing, pinned)
-            return self.from_start(heads), state if whole else self.put(state, heads.keys, heads.values, rows.inside)
+            kept = (state.keys, state.values) if whole else self.put(state, heads, rows.inside)
+            return self.from_start(heads), *kept
         heads = never_kept(self.context, rows, state.standing, ())
-        state = self.put(state, heads.keys, heads.values, rows.inside)
+        keys, values = self.put(state, heads, rows.inside)
         seen = rows.inside[:, :, None] >= torch.arange(self.segment, device=rows.inside.device).repeat(self.contexts)
         mask = F.pad(seen, (self.persistent, 0), value=True)
-        attended = self.attention.attend(heads.queries, state.keys, state.values, mask[:, None])
-        return self.attention.merge(attended), state
+        attended = self.attention.attend(heads.queries, keys, values, mask[:, None])
+        return self.attention.merge(attended), keys, values
 
     def from_start(self, heads: Heads) -> Tensor:
         """Attention [batch, time, dim] of the first tokens of a segment; whole segments all look alike."""
@@ -207,15 +226,11 @@ class MemoryAsContext(Mixer):
             keys, values = torch.cat((turned, keys), dim=2), torch.cat((said[1], values), dim=2)
         return Heads(queries, *self.attention.before_prefix(keys, values, pinned))
 
-    def put(self, state: ContextState, keys: Tensor, values: Tensor, inside: Tensor) -> ContextState:
-        """The state with keys and values at their places in the segment; what is pinned, at their end, it has."""
+    def put(self, state: ContextState, heads: Heads, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with these at their places in the segment; what is pinned, at their end, is there already."""
         slots = torch.cat([inside + (self.persistent + part * self.segment) for part in range(self.contexts)], dim=1)
-
-        def filled(cache: Tensor, rows: Tensor) -> Tensor:
-            rows = rows[:, :, : slots.shape[1]]
-            return put(cache, slots[:, None, :, None].expand_as(rows), rows)
-
-        return state._replace(keys=filled(state.keys, keys), values=filled(state.values, values))
+        count = slots.shape[1]
+        return put(state.keys, slots, heads.keys[:, :, :count]), put(state.values, slots, heads.values[:, :, :count])
 
     def stands(self, standing: Weights, memory: NeuralState, inside: Tensor, phase: int | None) -> Weights:
         """The memory that the next token reads: a new one where its segment has ended."""
@@ -223,22 +238,20 @@ class MemoryAsContext(Mixer):
         if phase is not None:
             return held if phase + inside.shape[1] == self.segment else standing
         ended = (inside[:, -1] + 1 == self.segment)[:, None, None, None]
-        return tuple(torch.where(ended, new, old) for new, old in zip(held, standing, strict=True))
+        after = tuple(torch.where(ended, new, old) for new, old in zip(held, standing, strict=True))
+        return tuple(old.copy_(new) for old, new in zip(standing, after, strict=True)) if is_given_up() else after
 
     def initial_state(self, batch: int, capacity: int | None = None) -> ContextState:
         return self.opened(batch, self.contexts * self.segment)
 
     def opened(self, batch: int, slots: int) -> ContextState:
         """The state before the first token, with room for keys of a segment."""
-        shape = (batch, self.attention.heads, slots, self.attention.head_dim)
-        position = torch.zeros(batch, dtype=torch.int64, device=self.like.device)
-        prefix = self.attention.prefix() or (self.zeros(*shape)[0, :, :0],) * 2
-        caches = [torch.cat((part.expand(batch, -1, -1, -1), self.zeros(*shape)), dim=2) for part in prefix]
+        cache = self.attention.opened(batch, slots)
         if self.memory is None:
-            return ContextState(caches[0], caches[1], position, (), (), ())
+            return ContextState(*cache, (), (), ())
         memory = self.memory.initial_state(batch)
         tail = self.memory.initial_tail(batch, self.memory.dim)
-        return ContextState(caches[0], caches[1], position, tail, memory.memory.weights, memory)
+        return ContextState(*cache, tail, memory.memory.weights, memory)
 
     def initialise(self) -> None:
         self.attention.initialise()

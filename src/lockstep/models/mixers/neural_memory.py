@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.kernels.rows import choice
+from lockstep.kernels.rows import choice, token
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.memory.cost import Flops, memory_flops, token_flops
 from lockstep.memory.initialisation import draw_weights, stable_rate
+from lockstep.memory.ownership import is_given_up
 from lockstep.memory.recomputation import never_kept
 from lockstep.memory.types import Weights, arithmetic
 from lockstep.models.cost import Cost, product_flops
@@ -91,14 +92,26 @@ class NeuralMemory(nn.Module):
         """
         if state is None:
             state, position = self.initial_state(x.shape[0]), 0
-        queries, keys, values, tail = never_kept(self.rows, self.qkv(x), state.tail, state.memory.position)
-        gates = self.gate_values(x)
+        queries, keys, values, gates, tail = self.brought(x, state)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
             self.observer(Observation(queries, keys, values, gates, reads, state.memory, memory))
         if self.ablation == "off":
             reads = torch.zeros_like(reads)
         return reads.transpose(1, 2).flatten(2), NeuralState(tail, memory)
+
+    def brought(self, x: Tensor, state: NeuralState) -> tuple[Tensor, Tensor, Tensor, Gates, Tail]:
+        """Queries, keys and values [batch, heads, time, head_dim], gates, and the tail after these tokens."""
+        qkv = self.qkv(x)
+        # Memories of another kind make their rows otherwise, and what is frozen has other gates.
+        usual = type(self).rows is NeuralMemory.rows and self.ablation != "frozen"
+        if usual and self.in_place(qkv):
+            (queries, keys, values), found = self.made_in_place(qkv, state.tail, [True, True, False], x)
+            momentum = found[2] if self.spec.has_momentum else None
+            threshold = found[-1] if "threshold" in self.gate_names else None
+            return queries, keys, values, Gates(found[0], found[1], momentum, threshold), state.tail
+        queries, keys, values, tail = never_kept(self.rows, qkv, state.tail, state.memory.position)
+        return queries, keys, values, self.gate_values(x), tail
 
     def rows(self, qkv: Tensor, tail: Tail, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tail]:
         """Queries, keys and values [batch, heads, time, head_dim] from their projections, whatever the position."""
@@ -118,6 +131,9 @@ class NeuralMemory(nn.Module):
         return self.query_rows(F.linear(x, self.qkv.weight[: self.dim]), tail)
 
     def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
+        if self.in_place(projected):
+            (queries,), _ = self.made_in_place(projected, tail, [True])
+            return queries, tail
         if self.by_kernel(projected):
             queries, after = self.made_at_once(projected, tail, [True])
             return queries, after
@@ -137,6 +153,25 @@ class NeuralMemory(nn.Module):
         weight = self.conv.weight[:, 0, : projected.shape[-1]]
         made = rows(projected, weight, tail, self.heads, units, UNIT_EPSILON)
         return *(x.unflatten(0, (-1, self.heads)) for x in made), tail_after(projected, tail)
+
+    def in_place(self, projected: Tensor) -> bool:
+        """Whether there is one token, and our kernel may write over the tail."""
+        return self.conv is not None and is_given_up() and token.takes(projected, self.head_dim, self.conv.width)
+
+    def made_in_place(
+        self, projected: Tensor, tail: Tail, units: list[bool], x: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """By that kernel: rows [parts, batch, heads, 1, head_dim] and, from x, gates [gates, batch, heads, 1]."""
+        from lockstep.kernels.rows.token_operator import token_rows_
+
+        assert self.conv is not None
+        weight = self.conv.weight[:, 0, : projected.shape[-1]]
+        gating = (None, None, None) if x is None else (x[:, 0].contiguous(), self.gates.weight, self.gates.bias)
+        gates = self.decay, "threshold" in self.gate_names, self.largest_rate
+        rows, found = token_rows_(
+            projected[:, 0].contiguous(), weight, tail, *gating, self.heads, units, UNIT_EPSILON, *gates
+        )
+        return rows[..., None, :], found[..., None]
 
     def recall(self, queries: Tensor, held: Weights) -> Tensor:
         """What a memory that stands still says to queries, [batch, time, dim]."""

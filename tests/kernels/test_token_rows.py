@@ -1,0 +1,324 @@
+"""What our kernel makes of one token, rows and gates, is what torch makes of it, and the tail is the one after it.
+
+Without a GPU the kernel runs in Triton's interpreter. Both are given the same rounded numbers, and torch computes with
+them in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.kernels.memory import token as memory_token
+from lockstep.kernels.record import backend
+from lockstep.kernels.rows import token
+from lockstep.laws.subject import randomise
+from lockstep.memory import Gates, MemorySpec
+from lockstep.memory.ownership import given_up
+from lockstep.models.decoding import Decoder, own
+from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Observation
+from lockstep.models.registry import build
+from lockstep.models.state import map_state
+from tests.kernels.memories import DEVICE
+from tests.kernels.test_memory_operator import NUMBERS, SHAPES
+from tests.memory.cases import Fields
+
+pytest.importorskip("triton")
+
+from lockstep.kernels.rows import token_operator as operator
+
+EXACTLY, ROUNDED = 1e-4, 1e-2
+"""Relative errors of norms with tokens of float32 and of bfloat16."""
+PRECISIONS = [(torch.float32, EXACTLY), (torch.bfloat16, ROUNDED)]
+UNITS = [True, True, False]
+
+
+class Size(NamedTuple):
+    """Of a memory with heads `width` wide."""
+
+    taps: int = 4
+    width: int = 16
+    heads: int = 2
+    batch: int = 3
+
+
+SIZES = [Size(), Size(taps=2), Size(taps=3, heads=3, batch=1), Size(heads=1, width=64, batch=1), Size(2, 32, 3, 1)]
+ON_GPUS = [Size(width=64, heads=8, batch=1), Size(width=64, heads=16, batch=64), Size(8, 128, 3, 2)]
+"""As models have them."""
+ALL_SIZES = SIZES + (ON_GPUS if torch.cuda.is_available() else [])
+DESCENT: Fields = {"rule": "gradient-descent"}
+HUBER: Fields = {"bias": "huber"}
+KINDS: dict[str, tuple[Fields, bool]] = {
+    "keep, rate, momentum": ({}, True),
+    "rate, momentum": ({}, False),
+    "keep, rate": (DESCENT, True),
+    "rate": (DESCENT, False),
+    "keep, rate, momentum, threshold": (HUBER, True),
+    "rate, threshold": ({**DESCENT, **HUBER}, False),
+}
+"""Gates that are there: a memory's fields, and whether it forgets."""
+
+
+@torch.no_grad()
+def drawn(size: Size, dtype: torch.dtype = torch.float32, kind: str = "keep, rate, momentum") -> NeuralMemory:
+    """A layer with parameters of this precision."""
+    fields, decay = KINDS[kind]
+    layer = NeuralMemory(size.heads * size.width, size.heads, MemorySpec(**fields), conv=size.taps, decay=decay)
+    randomise(layer, seed=0)
+    return layer.to(DEVICE, dtype)
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def farthest(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+    """The largest relative error, pair by pair."""
+    pairs = zip(found, wanted, strict=True)
+    return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
+
+
+def present(gates: Gates) -> list[Tensor]:
+    return [gate for gate in gates if gate is not None]
+
+
+def require_close(size: Size, dtype: torch.dtype, bound: float, kind: str = "keep, rate, momentum") -> None:
+    """Over more tokens than a tail has."""
+    layer = drawn(size, dtype, kind)
+    exact = copy.deepcopy(layer).double()
+    dim, nowhere = layer.dim, torch.zeros(size.batch, device=DEVICE)
+    tail = normal(size.batch, size.taps - 1, 3 * dim, seed=1, dtype=dtype)
+    for t in range(size.taps + 1):
+        qkv = normal(size.batch, 1, 3 * dim, seed=2 + t, dtype=dtype)
+        x = normal(size.batch, 1, dim, seed=100 + t, dtype=dtype)
+        *wanted, after = exact.rows(qkv.double(), tail.double(), nowhere)
+        found, gates = layer.made_in_place(qkv, tail, UNITS, x)
+        assert found.dtype is dtype
+        assert gates.dtype is torch.float32
+        assert farthest(found, wanted) < bound
+        assert farthest(gates, present(exact.gate_values(x.double()))) < bound
+        assert torch.equal(tail.double(), torch.as_tensor(after))
+    assert "(token rows)" in backend()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+@pytest.mark.parametrize("size", ALL_SIZES, ids=str)
+@torch.no_grad()
+def test_rows_and_gates(size: Size, dtype: torch.dtype, bound: float) -> None:
+    require_close(size, dtype, bound)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_gates_that_are_there(kind: str) -> None:
+    require_close(Size(), torch.float32, EXACTLY, kind)
+
+
+@torch.no_grad()
+def test_tokens_that_are_multiplied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "AT_ONCE", 16)
+    require_close(Size(heads=3), torch.float32, EXACTLY)
+
+
+@torch.no_grad()
+def test_gates_of_any_input_are_bounded() -> None:
+    layer = drawn(Size(), kind="keep, rate, momentum, threshold")
+    for bias in (-200.0, 200.0):
+        layer.gates.bias.fill_(bias)
+        x = normal(3, 1, layer.dim, seed=0)
+        _, found = layer.made_in_place(normal(3, 1, 96, seed=1), normal(3, 3, 96, seed=2), UNITS, x)
+        wanted = torch.stack(present(layer.gate_values(x)))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-30)
+
+
+@torch.no_grad()
+def test_an_empty_row_stays_empty() -> None:
+    layer = drawn(Size())
+    made, _ = layer.made_in_place(torch.zeros(1, 1, 96, device=DEVICE), torch.zeros(1, 3, 96, device=DEVICE), UNITS)
+    assert not made.any()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+@torch.no_grad()
+def test_queries_alone(dtype: torch.dtype, bound: float, forced: None) -> None:
+    """As a standing memory is asked: the tail is theirs."""
+    layer = drawn(Size(), dtype)
+    exact = copy.deepcopy(layer).double()
+    tail = normal(3, 3, layer.dim, seed=1, dtype=dtype)
+    for t in range(5):
+        projected = normal(3, 1, layer.dim, seed=2 + t, dtype=dtype)
+        wanted, after = exact.query_rows(projected.double(), tail.double())
+        with given_up():
+            found, same = layer.query_rows(projected, tail)
+        assert same is tail
+        assert found.is_contiguous()
+        assert found.dtype is dtype
+        assert farthest([found], [wanted]) < bound
+        assert torch.equal(tail.double(), torch.as_tensor(after))
+
+
+@torch.no_grad()
+def test_a_tail_of_another_precision() -> None:
+    layer, tail = drawn(Size()), normal(3, 3, 96, seed=1).bfloat16().float()
+    exact, nowhere = copy.deepcopy(layer).double(), torch.zeros(3, device=DEVICE)
+    qkv = normal(3, 1, 96, seed=2, dtype=torch.bfloat16)
+    *wanted, after = exact.rows(qkv.double(), tail.double(), nowhere)
+    found, _ = layer.made_in_place(qkv, tail, UNITS)
+    assert found.dtype is torch.bfloat16
+    assert farthest(found, wanted) < ROUNDED
+    assert torch.equal(tail.double(), torch.as_tensor(after))
+
+
+def given(size: Size, gates: bool = True) -> tuple[Any, ...]:
+    """What the operator is given."""
+    layer = drawn(size)
+    assert layer.conv is not None
+    channels = 3 * layer.dim if gates else layer.dim
+    rows = normal(size.batch, channels, seed=1), layer.conv.weight[:, 0, :channels].detach()
+    tail, x = normal(size.batch, size.taps - 1, channels, seed=2), normal(size.batch, layer.dim, seed=3)
+    gating = (x, layer.gates.weight.detach(), layer.gates.bias.detach()) if gates else (None, None, None)
+    return *rows, tail, *gating, size.heads, UNITS if gates else [True], 1e-6, True, False, 0.5
+
+
+def test_nothing_but_the_tail_is_written_over() -> None:
+    """Of samples whose neighbours in memory are others'."""
+    arguments = list(given(Size()))
+    room = normal(5, 3, 96, seed=2)
+    arguments[2] = room[1:4]
+    before, around = [copy.deepcopy(one) for one in arguments], room.clone()
+    operator.token_rows_(*arguments)
+    for place, (one, other) in enumerate(zip(arguments, before, strict=True)):
+        if isinstance(one, Tensor):
+            assert torch.equal(one, other) == (place != 2)
+    assert torch.equal(room[0], around[0])
+    assert torch.equal(room[4], around[4])
+
+
+def test_it_repeats_itself() -> None:
+    (rows, gates), (others, of_others) = (operator.token_rows_(*given(Size())) for _ in range(2))
+    assert torch.equal(rows, others)
+    assert torch.equal(gates, of_others)
+
+
+def test_tails_that_lie_otherwise_are_named() -> None:
+    arguments = list(given(Size()))
+    arguments[2] = arguments[2].mT.contiguous().mT
+    with pytest.raises(ValueError, match="a tail that is written over must be in one piece"):
+        operator.token_rows_(*arguments)
+
+
+@pytest.mark.parametrize("gates", [True, False])
+def test_it_is_an_operator(gates: bool) -> None:
+    """Torch's own examination."""
+    torch.library.opcheck(operator.token_rows_, given(Size(batch=1), gates), test_utils=(*SHAPES, NUMBERS))
+
+
+def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, for one token, where no derivative is wanted, of a state that is given up."""
+
+    def asked(device: str = "cuda", time: int = 1, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> bool:
+        projected: Any = SimpleNamespace(device=torch.device(device), shape=(3, time, 96), dtype=dtype)
+        return token.takes(projected, sizes.get("width", 16), sizes.get("taps", 4))
+
+    with torch.no_grad():
+        assert asked()
+        assert asked(dtype=torch.float32)
+        assert not asked(dtype=torch.float64)
+        assert not asked(device="cpu")
+        assert not asked(time=2)
+        assert not asked(width=24)
+        assert not asked(taps=1)
+    assert not asked()
+    monkeypatch.setattr(token, "takes", lambda *_: True)
+    one = torch.zeros(1, 1, 96)
+    assert not drawn(Size()).in_place(one)
+    with given_up():
+        assert drawn(Size()).in_place(one)
+        assert not NeuralMemory(32, 2, MemorySpec(), conv=0).in_place(one)
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one token through the kernel, of whom it may be."""
+    monkeypatch.setattr(token, "takes", lambda projected, *_: projected.shape[1] == 1)
+
+
+class TestSteps:
+    """A layer that is given one token after the other, and a state that it may write over."""
+
+    def layer(self) -> NeuralMemory:
+        layer = drawn(Size())
+        layer.initialise()
+        return layer
+
+    def begun(self, layer: NeuralMemory) -> NeuralState:
+        """Some tokens into a text, in tensors of its own."""
+        _, state = layer.step(normal(3, 6, layer.dim, seed=5), None)
+        owned: NeuralState = map_state(own, state)
+        return owned
+
+    @torch.no_grad()
+    def test_it_is_observed(self, forced: None) -> None:
+        layer, seen = self.layer(), list[Observation]()
+        state, x = self.begun(layer), normal(3, 1, 32, seed=6)
+        layer.observer = seen.append
+        wanted, _ = layer.step(x, state)
+        with given_up():
+            found, after = layer.step(x, state)
+        assert after.tail is state.tail
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        for one, other in zip(*((*each[:3], *present(each.gates)) for each in seen), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+    @torch.no_grad()
+    def test_what_is_frozen_is_left_to_torch(self, forced: None) -> None:
+        layer = self.layer()
+        state, layer.ablation = self.begun(layer), "frozen"
+        before = [matrix.clone() for matrix in state.memory.weights]
+        with given_up():
+            _, after = layer.step(normal(3, 1, 32, seed=6), state)
+        assert all(torch.equal(x, y) for x, y in zip(before, after.memory.weights, strict=True))
+        assert "token rows" not in backend()
+
+    @torch.no_grad()
+    def test_a_compiler_takes_it_in_one_graph(self, forced: None) -> None:
+        layer, x = self.layer(), normal(3, 1, 32, seed=6)
+        wanted, last = layer.step(x, self.begun(layer))
+        state = self.begun(layer)
+        torch._dynamo.reset()
+        with given_up():
+            found, _ = torch.compile(layer.step, fullgraph=True, backend="aot_eager")(x, state, 6)
+        assert "token rows" in backend()
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state.tail, last.tail)
+
+
+@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "yaad", "memora", "ttt-mlp"])
+@torch.inference_mode()
+def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the memory's own kernels and without them: as by torch. TTT's rows are made otherwise, and not by ours."""
+    fields = {"segment": 16} if name == "titans-mac" else {}
+    model = build(name, vocab_size=17, max_length=64, dim=32, depth=1, heads=2, chunk=16, **fields).to(DEVICE).eval()
+    randomise(model, seed=0)
+    tokens = torch.randint(17, (2, 36), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    _, state = model.step(tokens[:, :29], model.initial_state(2, capacity=36))
+    ours = {"rows": False, "memory": False}
+    monkeypatch.setattr(token, "takes", lambda projected, *_: ours["rows"] and projected.shape[1] == 1)
+    monkeypatch.setattr(memory_token, "takes", lambda queries, *kind: ours["memory"] and memory_token.knows(*kind))
+
+    def said(**asked: bool) -> Tensor:
+        ours.update(asked)
+        decoder = Decoder(model, state)
+        return torch.stack([decoder.step(tokens[:, place, None]) for place in range(29, 36)])
+
+    wanted = said(rows=False)
+    assert "token rows" not in backend()
+    for memory in (False, True):
+        torch.testing.assert_close(said(rows=True, memory=memory), wanted, rtol=1e-3, atol=1e-4)
+    assert ("token rows" in backend()) == (name != "ttt-mlp")
