@@ -56,6 +56,10 @@ MISTAKES = {
     "a field of another architecture": (["model.window=4"], ["model", "gpt2", "window", "valid: "]),
     "unknown key like no other": (["training.zzz=1"], ["training.zzz", "nearest: "]),
     "a usual abbreviation": (["training.lr=1"], ["training.lr", "did you mean learning_rate?"]),
+    "kernels without their device": (
+        ["training.backend=triton", "training.device=cpu"],
+        ["training.backend is triton", "need a CUDA device", "cpu"],
+    ),
     "unknown architecture": (["model.architecture=gpt3"], ["unknown architecture gpt3", "did you mean gpt2?"]),
     "a text for a number": (["training.learning_rate=fast"], ["training.learning_rate", "number", "'fast'"]),
     "a fraction of a step": (["training.train_steps=1.5"], ["training.train_steps", "1.5"]),

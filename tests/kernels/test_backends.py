@@ -17,6 +17,7 @@ from lockstep.kernels.backends import allows, missing, using
 from lockstep.kernels.memory import token
 from lockstep.kernels.recurrences import channel, decayed, delta, selective
 from lockstep.kernels.rows import choice
+from lockstep.kernels.rows import token as token_rows
 from lockstep.memory import MemorySpec
 from lockstep.memory.kernel import pays
 from lockstep.training.run import train
@@ -59,13 +60,15 @@ def each_that_takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], b
     rows: Any = Elsewhere(1, 2, 128, 64)
     one: Any = Elsewhere(1, 2, 1, 64)
     tokens: Any = Elsewhere(1, 128, 1024)
+    single: Any = Elsewhere(1, 1, 192)
     short: Any = Elsewhere(1, 128, 16)
     state: Any = Elsewhere(1, 16, 1024, dtype=torch.float32)
     return {
         "memory": lambda: pays(rows, memory.weights, spec),
         "rows": lambda: choice.takes(tokens, 64, 4),
+        "token rows": lambda: token_rows.takes(single, 64, 4),
         "window": lambda: window.takes(tokens, 64, 4, 16),
-        "look": lambda: looking.takes(one),
+        "look": lambda: looking.takes(single, 64),
         "token": lambda: token.takes(one, memory.weights, spec),
         "decayed": lambda: decayed.takes(rows, rows),
         "delta": lambda: delta.takes(rows, rows),
@@ -88,8 +91,11 @@ def test_everybody_asks(chosen: Backend, wanted: tuple[bool, bool], monkeypatch:
 def test_what_is_missing_is_said(tmp_path: Any, tiny_corpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fla" else there(name))
-    assert missing("auto") is missing("torch") is None
-    assert missing("fla") == "fla is not installed"
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert missing("auto", cpu) is missing("torch", cpu) is missing("triton", gpu) is None
+    assert missing("triton", cpu) == "its kernels need a CUDA device, not cpu"
+    assert missing("fla", gpu) == "fla-core is not installed (extra: gpu)"
     run = tiny_run(tiny_corpus, training={"backend": "fla"})
-    with pytest.raises(UserError, match=r"training\.backend is fla, but fla is not installed"):
+    with pytest.raises(UserError, match=r"training\.backend is fla, but fla-core is not installed"):
         train(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -24,7 +24,7 @@ def test_without_a_gpu_nothing_is_taken() -> None:
     rows = torch.zeros(1, 1, 8, 8)
     assert not any(fla.takes(operation, rows) for operation in fla.FUNCTIONS)
     if not torch.cuda.is_available():
-        assert {fla.unusable(operation) for operation in fla.FUNCTIONS} == {"no CUDA device"}
+        assert {fla.unusable(operation) for operation in fla.FUNCTIONS} == {"its kernels need a CUDA device, not cpu"}
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_reads_states_and_gradients_agree(operation: fla.Operation, inputs: dict
     exact = run(operation, inputs)
     with torch.autocast("cuda", torch.bfloat16):
         found = run(operation, inputs)
-    assert operation in fla.ran()
     assert operation in backend()
+    assert "fla-core" in backend()
     weights = [torch.randn_like(one) for one in exact]
     needed = [row for row in inputs.values() if used(row, exact, weights)]
     for name, one, other in zip(("reads", "state"), exact, found, strict=True):

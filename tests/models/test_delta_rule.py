@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.kernels import fla
+from lockstep.kernels.record import Ran, recorded_in
 from lockstep.memory import Gates, Memory, MemorySpec, memorize
 from lockstep.models.recurrences.delta import delta_rule
 from tests.memory.cases import Named, assert_close, gradients
@@ -227,6 +228,7 @@ def test_kernels_are_given_what_they_want(forgets: bool, monkeypatch: pytest.Mon
     expected = run(inputs)
     monkeypatch.setattr(fla, "takes", lambda *_: True)
     monkeypatch.setattr(fla, "function", lambda _: kernel)
-    monkeypatch.setattr(fla, "_ran", set())
-    assert_close(run(inputs), expected, 1e-5)
-    assert fla.ran() == ("gated-delta-rule" if forgets else "delta-rule",)
+    ran: Ran = set()
+    with recorded_in(ran):
+        assert_close(run(inputs), expected, 1e-5)
+    assert ran == {("fla-core", "gated-delta-rule" if forgets else "delta-rule")}

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import torch
+
 from lockstep.config.training import Backend
 
-PACKAGES = {"triton": ("triton",), "fla": ("fla", "triton")}
-"""That must be installed."""
+PACKAGES = {"triton": {"triton": "triton"}, "fla": {"fla": "fla-core", "triton": "triton"}}
+"""Modules that there must be, and what installs them."""
 
 _chosen: Backend = "auto"
 
@@ -30,9 +32,11 @@ def allows(backend: Literal["triton", "fla"]) -> bool:
     return _chosen in ("auto", backend)
 
 
-def missing(backend: Backend) -> str | None:
-    """Why a choice cannot be had here; None if it can."""
-    for package in PACKAGES.get(backend, ()):
-        if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed"
+def missing(backend: Backend, device: torch.device) -> str | None:
+    """Why a choice cannot be had on a device; None if it can."""
+    for module, package in PACKAGES.get(backend, {}).items():
+        if importlib.util.find_spec(module) is None:
+            return f"{package} is not installed (extra: gpu)"
+    if backend in PACKAGES and device.type != "cuda":
+        return f"its kernels need a CUDA device, not {device.type}"
     return None

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import allows, missing
+from lockstep.kernels.record import record
 
 Operation = Literal["decayed", "channel-decayed", "delta-rule", "gated-delta-rule"]
 
@@ -32,8 +33,6 @@ WIDEST = 256
 """Of a head, in these kernels."""
 MISCOMPILED: tuple[Operation, ...] = ("decayed", "gated-delta-rule")
 """Operations whose derivative goes through a product that Triton 3.4 to 3.7.0 gets wrong on Hopper."""
-
-_ran: set[Operation] = set()
 
 
 def takes(operation: Operation, *rows: Tensor) -> bool:
@@ -49,11 +48,9 @@ def takes(operation: Operation, *rows: Tensor) -> bool:
 @cache
 def unusable(operation: Operation) -> str | None:
     """Why an operation cannot be run here; None if it can."""
-    if not torch.cuda.is_available():
-        return "no CUDA device"
-    for package in ("fla", "triton"):
-        if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed"
+    lacking = missing("fla", torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if lacking is not None:
+        return lacking
     triton = triton_version()
     hopper = torch.cuda.get_device_capability()[0] == 9
     wrong = operation in MISCOMPILED and hopper and (3, 4, 0) <= triton < (3, 7, 1)
@@ -97,10 +94,5 @@ def run(operation: Operation, state: Tensor, queries: Tensor, **rows: Tensor) ->
         reads, after = function(operation)(
             **moved, scale=1.0, initial_state=state.to(torch.float32).contiguous(), output_final_state=True
         )
-    _ran.add(operation)
+    record(operation, "fla-core")
     return reads.transpose(1, 2).float(), after
-
-
-def ran() -> tuple[str, ...]:
-    """Operations that these kernels have run in this process."""
-    return tuple(sorted(_ran))

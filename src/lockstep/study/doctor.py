@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +13,7 @@ from lockstep.data.corpora import CORPORA
 from lockstep.data.locations import cache_folder, search_folders
 from lockstep.data.tasks.babi import find_babi
 from lockstep.kernels import fla
+from lockstep.kernels.backends import missing
 from lockstep.training.provenance import code_revision, versions
 
 EXTRAS = {
@@ -43,19 +43,13 @@ def _devices() -> list[str]:
 
 
 def _backends() -> list[str]:
-    lines = ["kernel backends", _row("torch", "usable"), _row("triton", _triton())]
+    lacking = missing("triton", torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    ours = "usable: memories, attention, recurrences, single tokens" if lacking is None else f"not usable: {lacking}"
+    lines = ["kernel backends", _row("torch", "usable"), _row("triton", ours)]
     for operation in fla.FUNCTIONS:
         reason = fla.unusable(operation)
         lines.append(_row(f"fla {operation}", "usable" if reason is None else f"not usable: {reason}"))
     return lines
-
-
-def _triton() -> str:
-    if importlib.util.find_spec("triton") is None:
-        return "not usable: triton is not installed"
-    if not torch.cuda.is_available():
-        return "not usable: torch sees no CUDA device"
-    return "usable, through fla-core"
 
 
 def _extras() -> list[str]:

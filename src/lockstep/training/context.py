@@ -17,6 +17,7 @@ from lockstep.data.prepared import TOKENIZER
 from lockstep.data.stream import Noise, TokenStream, Windows
 from lockstep.data.tokenizers import Tokenizer
 from lockstep.errors import UserError
+from lockstep.kernels.backends import missing
 from lockstep.models.registry import absolute as absolute_name
 from lockstep.models.registry import find, specify
 from lockstep.models.spec import ModelSpec
@@ -82,6 +83,9 @@ class Context:
 def make_context(run: RunSpec, folder: Path, world: World) -> Context:
     """Read the corpus and settle every number; whatever disagrees is said before anything is spent."""
     device = find_device(run.training.device, world)
+    lacking = missing(run.training.backend, device)
+    if lacking is not None:
+        raise UserError(f"training.backend is {run.training.backend}, but {lacking}")
     # Once for its errors alone, before the corpus is read: the vocabulary is not known yet.
     resolve_model(run, vocab_size=1)
     prepared = _prepare_once(run, world)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from lockstep.errors import UserError
 from lockstep.evaluation.language import HeldOut, score_causal, score_masked
 from lockstep.evaluation.samples import continue_text
-from lockstep.kernels.backends import missing, using
+from lockstep.kernels.backends import using
+from lockstep.kernels.record import Ran
 from lockstep.models.loss import TokenLosses
 from lockstep.models.sampling import Sampling
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
@@ -45,10 +45,9 @@ class Trainer:
 
     def __init__(self, context: Context, trunk: Checkpoint | None = None) -> None:
         self.context = context
+        self.ran: Ran = set()
+        """Kernels, which are its own among those of other runs in this process."""
         self.training, cooling = context.run.training, context.cooling
-        lacking = missing(self.training.backend)
-        if lacking is not None:
-            raise UserError(f"training.backend is {self.training.backend}, but {lacking}")
         self.last_step = context.plan.steps if cooling is None else cooling.end
         self.milestones = context.plan.milestones if cooling is None else (cooling.end,)
         self.ledger = Ledger()

@@ -28,7 +28,8 @@ class Gradients:
         self.parameters, self.replayed = tuple(parameters), replayed
         self.seen: Counter[Kind] = Counter()
         self.recordings: dict[Kind, Recording] = {}
-        self.learning: list[nn.Parameter] = []
+        self.learning: set[nn.Parameter] = set()
+        """Those that any call had a gradient for."""
 
     def __call__(self, compute: Compute, *given: Tensor | None) -> Tensor:
         """What `compute`, the same in every call, returns for these tensors."""
@@ -39,7 +40,7 @@ class Gradients:
         if kind in self.recordings:
             return self.recordings[kind].replay(given)
         result = compute(*given)
-        self.learning = [parameter for parameter in self.parameters if parameter.grad is not None]
+        self.learning.update(parameter for parameter in self.parameters if parameter.grad is not None)
         return result
 
     def _record(self, compute: Compute, kind: Kind, given: Given) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from lockstep.config.run import RunSpec
 from lockstep.errors import UserError
+from lockstep.kernels.record import recorded_in
 from lockstep.progress import Board, showing_runs
 from lockstep.training.checkpoint import DamagedCheckpoint, checkpoint_steps, open_checkpoint
 from lockstep.training.context import Context, make_context
@@ -71,7 +72,7 @@ def _train_in_turns(contexts: Sequence[Context], request: StopRequest) -> dict[P
         while going and interrupted is None:
             for place, trainer in going:
                 try:
-                    with _disk_errors(trainer.context.folder):
+                    with _disk_errors(trainer.context.folder), recorded_in(trainer.ran):
                         trainer.advance(request)
                 except Diverged as diverged:
                     stopped[trainer.context.folder] = diverged
