@@ -88,7 +88,7 @@ def test_when_it_is_chosen() -> None:
     assert pays(case.queries.bfloat16(), case.memory.weights, case.spec) == ON_A_GPU
 
 
-@pytest.mark.parametrize("fields", [TITANS, YAAD, ALL_GATES], ids=["titans", "yaad", "all-gates"])
+@pytest.mark.parametrize("fields", [TITANS, YAAD, ALL_GATES, {}], ids=["titans", "yaad", "all-gates", "plain"])
 def test_it_is_an_operator(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes without numbers, derivatives, and no writing into what was given: torch's own examination, both ways."""
     called: dict[str, tuple[Any, ...]] = {}

@@ -50,13 +50,13 @@ def recorded(compute: Callable[..., Tensor], given: Given, what: str) -> Recordi
         return Recording(compute, given)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        _draw_anew()
+        _leave_capture()
         warnings.warn(f"{what} is not replayed as a CUDA graph: {reason}", stacklevel=3)
         return None
 
 
-def _draw_anew() -> None:
-    """Where a recording fails, torch takes it to go on, and refuses to draw random numbers: a copy of them is free."""
+def _leave_capture() -> None:
+    """Where a recording fails, torch takes it to go on, and refuses to draw random numbers until another has ended."""
     if torch.cuda.is_initialized():
-        numbers = torch.cuda.default_generators[torch.cuda.current_device()]
-        numbers.graphsafe_set_state(numbers.clone_state())
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.zeros(1, device="cuda")

@@ -92,7 +92,7 @@ def chain_kernel(
     HUBER: tl.constexpr = BIAS != "l2" and BIAS != "lp"
     unit, matrix = part * BLOCK, place(HIDDEN, WIDTH, BLOCK)
     held += row.to(tl.int64) * PARTS * SIZE + unit
-    exchange += row * 2 * SPLIT * WIDTH * CHUNK
+    exchange += row.to(tl.int64) * 2 * SPLIT * WIDTH * CHUNK
     anchor = (row % anchor_rows) * 2 * WIDTH
     first, second = tl.load(held + matrix), tl.load(held + SIZE + matrix)
     wide = (row % heads) * WIDTH + tl.arange(0, WIDTH)
@@ -211,7 +211,7 @@ def chain_backward_kernel(
     HUBER: tl.constexpr = BIAS != "l2" and BIAS != "lp"
     unit, matrix = part * BLOCK, place(HIDDEN, WIDTH, BLOCK)
     held_bar += row.to(tl.int64) * PARTS * SIZE + unit
-    exchange += row * 2 * SPLIT * WIDTH * CHUNK
+    exchange += row.to(tl.int64) * 2 * SPLIT * WIDTH * CHUNK
     anchor_2 = (row % anchor_rows) * 2 * WIDTH + WIDTH
     first, second = tl.load(held_bar + matrix), tl.load(held_bar + SIZE + matrix)
     wide = (row % heads) * WIDTH + tl.arange(0, WIDTH)

@@ -67,10 +67,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*inputs[:COUNT], output[2])
     ctx.setting = inputs[COUNT + 1 :]
     ctx.mark_non_differentiable(output[2])
+    # Torch would make zeros for the copies, which are the largest.
+    ctx.set_materialize_grads(False)
 
 
-def _through(ctx: Any, reads_bar: Tensor, last_bar: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def _through(ctx: Any, reads_bar: Tensor | None, last_bar: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     *tokens, copies = ctx.saved_tensors
+    reads_bar = torch.zeros_like(tokens[0]) if reads_bar is None else reads_bar
+    last_bar = torch.zeros_like(copies[:, 0], dtype=torch.float32) if last_bar is None else last_bar
     *bars, held_bar = memory_backward(*tokens, copies, reads_bar, last_bar, *ctx.setting)
     present = [None if token is None else bar.to(token.dtype) for token, bar in zip(tokens, bars, strict=True)]
     return (*present, held_bar, *[None] * len(ctx.setting))

@@ -23,7 +23,7 @@ def extended(tiles: tl.tuple, tile: tl.tensor) -> tl.tuple:
 @triton.jit
 def spots(at: tl.tensor, stride: int, WIDTH: tl.constexpr) -> tl.tensor:
     """Offsets [WALKERS, WIDTH] of tokens that lie `stride` apart."""
-    return at[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+    return at.to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
