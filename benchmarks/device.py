@@ -16,6 +16,12 @@ PEAK_REPEATS, PEAK_RUNS = 5, 10
 LONGEST_NAME = 100
 
 
+def found(device: torch.device) -> bool:
+    """Whether torch can use it; a CPU it always can."""
+    on_gpu = device.type == "cuda"
+    return not on_gpu or (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count())
+
+
 def seconds_of(run: Callable[[], object], times: int, device: torch.device) -> float:
     """What one run takes when several follow each other: CUDA events around them, or a CPU's clock."""
     if device.type != "cuda":

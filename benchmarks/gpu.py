@@ -4,6 +4,7 @@
     python benchmarks/gpu.py training --contestants transformer++,titans-lmm --lengths 4096,16384 --rounds 3
     python benchmarks/gpu.py training --profile titans-lmm --lengths 4096
     python benchmarks/gpu.py decoding --contestants transformer++,titans-lmm --lengths 1024,65536
+    python benchmarks/gpu.py training --device cpu --no-compile --size 32/1/2 --tokens 256 --lengths 128 --rounds 1
 
 training  tokens per second and peak memory of forward, loss, backward and AdamW, and the share that the FLOPs which
           `cost` counts have of a large bfloat16 product's, measured in the same run. Masked scores count as FLOPs, so
@@ -14,12 +15,13 @@ decoding  a context is read, and the likeliest tokens are written after it, each
 Models of equal non-embedding parameters (the width of the SwiGLU gives way, or the depth where there is none),
 torch.compile; training under bfloat16 autocast, decoding with weights in bfloat16. First everybody is warmed up; then
 contestants take turns inside a round, and a ratio is the median of the rounds' own ratios.
-A contestant that fails gets a line that says why. Progress and a table go to stderr.
+A contestant that fails gets a line that says why, and where all of them fail the program does. Progress and a table go
+to stderr. The last of the commands above needs no GPU, and measures nothing worth knowing: it tries the program out.
 
-Guests are a plain Transformer, titans-pytorch, and the layers that flash-linear-attention and mamba-ssm have for two of
-the rivals, where these are installed. They come to sequences of 4096 tokens, and wherever they are named; their lines
-say their version and their size. The latter two run as their packages have them, not compiled, and
-train from a recording as everybody does; as writers they start kernel by kernel.
+A plain Transformer, titans-pytorch, and the layers that flash-linear-attention and mamba-ssm have for two of the
+rivals, where these are installed, come to sequences of 4096 tokens, and wherever they are named; their lines say
+their version and their size. The latter two, the guests, run as their packages have them, not compiled, and train from
+a recording as everybody does; as writers they start kernel by kernel. Contexts are read as they come, nothing compiled.
 """
 
 from __future__ import annotations
@@ -28,42 +30,58 @@ import argparse
 import importlib
 import importlib.util
 import platform
+import re
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import gpu_decoding
 import torch
-from device import measured_peaks, release
-from gpu_contestants import CHUNK, EXPANSION, LONGEST, NAMES, SEGMENT, VOCABULARY, Size
-from gpu_training import ALONE, CASES, Case, measure, show_kernels, table
+from device import found, measured_peaks, release
+from gpu_contestants import BASELINE, CHUNK, EXPANSION, LONGEST, NAMES, SEGMENT, VOCABULARY, Size, specification
+from gpu_training import ALONE, CASES, GUESTS_AT, LONG, MORE_TOKENS, TOKENS, Case, invited, measure, show_kernels, table
 from side_by_side import emit, say
 
+from lockstep.config.spec import nearest
+from lockstep.errors import UserError
 
-def main(words: Sequence[str] | None = None) -> None:
+T = TypeVar("T")
+
+BARS = 'The column "bars" says what a contestant is to reach beside another, where both ran and a limit is set:'
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The exit status: 1 where every contestant failed."""
     asked = parsed(words)
+    if not found(asked.device):
+        say(f"gpu.py needs a GPU, and torch finds no device {asked.device} here; --device cpu tries the program out")
+        return 2
     # A forward that contestants share is compiled once for each; beyond a few, torch would leave it as it is.
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1024
     say("measuring a large product and a large copy")
     peaks = measured_peaks(asked.device)
     introduce(asked, peaks)
-    asked.measurement(asked, peaks["bf16_matmul_tflops"])
+    lines = asked.measurement(asked, peaks["bf16_matmul_tflops"])
+    return int(all("error" in line for line in lines))
 
 
-def train(asked: argparse.Namespace, tflops: float) -> None:
+def train(asked: argparse.Namespace, tflops: float) -> list[dict[str, Any]]:
     """The table of training, or the kernels of one contestant."""
     lines = []
     for case in asked.cases:
         if asked.profile is not None:
-            show_kernels(asked.profile, case, asked)
+            lines.append(show_kernels(asked.profile, case, asked))
         else:
             lines += measure(case, asked, tflops)
         torch._dynamo.reset()
         release(asked.device)
-    if lines:
+    if asked.profile is None:
         say("\n".join(table(lines)))
+    return lines
 
 
-def decode(asked: argparse.Namespace, _: float) -> None:
+def decode(asked: argparse.Namespace, _: float) -> list[dict[str, Any]]:
     """The table of decoding."""
     lines: list[dict[str, Any]] = []
     for case in gpu_decoding.cases(asked.lengths, asked.several):
@@ -73,48 +91,138 @@ def decode(asked: argparse.Namespace, _: float) -> None:
         torch._dynamo.reset()
         release(asked.device)
     say("\n".join(gpu_decoding.table(lines)))
+    return lines
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(";")[0])
-    measurements = parser.add_subparsers(required=True, metavar="MEASUREMENT")
-    training, decoding = (measurements.add_parser(name) for name in ("training", "decoding"))
-    training.set_defaults(measurement=train)
-    training.add_argument("--profile", choices=NAMES, help="the kernels of this one instead, by time")
-    training.add_argument("--batch1", action="store_true", help=f"one sequence of {LONGEST} tokens")
-    training.add_argument("--tokens", type=int, help="of a step, whatever the length")
-    training.add_argument("--steps", type=int, default=5, help="of a turn; fewer where they are slow")
-    decoding.set_defaults(measurement=decode)
-    decoding.add_argument("--several", action="store_true", help="also a batch, at the first of the lengths")
-    for one in (training, decoding):
-        one.add_argument("--contestants", type=names, help="with commas between them; all by default")
-        one.add_argument("--lengths", type=numbers(","), help="of a sequence, with commas between them")
-        one.add_argument("--rounds", type=int, default=5)
-        one.add_argument("--size", type=numbers("/"), default=Size(), help="dim/depth/heads, for a trial")
-        one.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
-        one.add_argument("--no-compile", dest="compiled", action="store_const", const="nothing", default="blocks")
-    training.add_argument("--compile-model", dest="compiled", action="store_const", const="model", help="as one graph")
+    parser = argparse.ArgumentParser(
+        description=f"{(__doc__ or '').partition(';')[0]}. Without one, --device cpu tries the program out.",
+        epilog="Each has its own options, and says who competes: gpu.py training --help",
+    )
+    measurements = parser.add_subparsers(title="measurements", required=True, metavar="MEASUREMENT")
+    add_training(measurements)
+    add_decoding(measurements)
     asked = parser.parse_args(words)
-    if len(asked.size) != len(Size._fields):
-        parser.error("--size takes dim/depth/heads, such as 512/16/8")
-    asked.size = Size(*asked.size)
     if asked.measurement is train:
         asked.cases = [Case(length) for length in asked.lengths or ()] + [ALONE] * asked.batch1 or list(CASES)
     return asked
 
 
-def names(text: str) -> tuple[str, ...]:
-    unknown = [name for name in text.split(",") if name not in NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    return tuple(text.split(","))
+def add_training(measurements: Any) -> None:
+    training = added(
+        measurements,
+        "training",
+        "tokens per second and peak memory of whole steps of training",
+        *who_competes(NAMES, invited(ALONE)),
+        f'{BARS} "speed 0.87 of titans-lmm >= 0.85 met" is 0.87 times as many tokens per second as titans-lmm, and at '
+        'least 0.85 are wanted; of "memory", the peak, a limit is the most that is wanted.',
+    )
+    training.set_defaults(measurement=train)
+    usual = ",".join(str(case.length) for case in CASES if not case.alone)
+    add_shared(training, NAMES, f"of a sequence (default: {usual}, and what --batch1 adds)")
+    training.add_argument("--profile", type=one_of(NAMES), metavar="NAME", help="only its kernels, by time")
+    training.add_argument("--batch1", action="store_true", help=f"one sequence of {LONGEST} tokens, after --lengths")
+    tokens = f"{TOKENS}, and {MORE_TOKENS} from a length of {LONG} on"
+    training.add_argument("--tokens", type=number, help=f"of a step, whatever the length (default: {tokens})")
+    training.add_argument("--steps", type=number, default=5, help="of a turn; fewer where slow (default: %(default)s)")
+    training.add_argument(
+        "--compile-model", dest="compiled", action="store_const", const="model", help="as one graph, not block by block"
+    )
 
 
-def numbers(between: str) -> Callable[[str], list[int]]:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(between)]
+def add_decoding(measurements: Any) -> None:
+    decoding = added(
+        measurements,
+        "decoding",
+        "milliseconds a token after a context, tokens per second of reading it, bytes of a state",
+        *who_competes(gpu_decoding.NAMES, gpu_decoding.invited(gpu_decoding.Case(LONGEST))),
+        f"To contexts beyond {LONGEST} {BASELINE} comes only where named.",
+        f'{BARS} "time 1.2 of {BASELINE} <= 1.3 met" is 1.2 times the milliseconds of a token that {BASELINE} takes, '
+        "and at most 1.3 are wanted.",
+    )
+    decoding.set_defaults(measurement=decode)
+    usual, batch = ",".join(map(str, (*gpu_decoding.LENGTHS, gpu_decoding.FAR))), f"a batch of {gpu_decoding.SEVERAL}"
+    add_shared(decoding, gpu_decoding.NAMES, f"of a context (default: {usual}, and {batch} at 1024)")
+    decoding.add_argument("--several", action="store_true", help=f"after --lengths {batch}, at the first of them")
 
-    return numbers
+
+def added(measurements: Any, name: str, summary: str, *paragraphs: str) -> argparse.ArgumentParser:
+    """The paragraphs stand at the end of its help; names in them keep their hyphens."""
+    epilog = "\n".join(textwrap.fill(paragraph, 100, break_on_hyphens=False) for paragraph in paragraphs)
+    parser: argparse.ArgumentParser = measurements.add_parser(
+        name, help=summary, description=summary, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    return parser
+
+
+def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: str) -> None:
+    """The options that every measurement has."""
+    add = parser.add_argument
+    add("--contestants", type=listed(one_of(known)), metavar="NAME,...", help="only these (default: see below)")
+    add("--lengths", type=listed(number), metavar="NUMBER,...", help=lengths)
+    add("--rounds", type=number, default=5, help="turns that each contestant takes (default: %(default)s)")
+    full = "/".join(map(str, Size()))
+    add("--size", type=size, default=full, help="dim/depth/heads, for a trial (default: %(default)s)")
+    add("--device", type=device, default="cuda", help="cuda, cuda:1, or cpu for a trial (default: %(default)s)")
+    add(
+        "--no-compile",
+        dest="compiled",
+        action="store_const",
+        const="nothing",
+        default="blocks",
+        help="no torch.compile, and nothing recorded (default: block by block)",
+    )
+
+
+def who_competes(names: Sequence[str], usual: Sequence[str]) -> tuple[str, str]:
+    others = ", ".join(name for name in names if name not in usual)
+    return (
+        f"Contestants by default: {', '.join(usual)}.",
+        f"At a length of {GUESTS_AT} also, and elsewhere only where named: {others}.",
+    )
+
+
+def number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    def name(text: str) -> str:
+        if text in known:
+            return text
+        why = f"{text} only trains" if text in NAMES else f"unknown contestant {text}{nearest(text, known)}"
+        raise argparse.ArgumentTypeError(why)
+
+    return name
+
+
+def listed(one: Callable[[str], T], between: str = ",") -> Callable[[str], tuple[T, ...]]:
+    def all_of(text: str) -> tuple[T, ...]:
+        parts = [part.strip() for part in text.split(between)]
+        if "" in parts:
+            raise argparse.ArgumentTypeError(f"{text!r} has nothing before or after a {between!r}")
+        return tuple(map(one, parts))
+
+    return all_of
+
+
+def size(text: str) -> Size:
+    parts = listed(number, "/")(text)
+    if len(parts) != len(Size._fields):
+        raise argparse.ArgumentTypeError(f"{text!r} is not dim/depth/heads, such as 512/16/8")
+    try:
+        specification(BASELINE, Size(*parts))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Size(*parts)
+
+
+def device(text: str) -> torch.device:
+    if not re.fullmatch(r"cpu|cuda(:\d)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither cuda, nor one of several such as cuda:1, nor cpu")
+    return torch.device(text)
 
 
 def introduce(asked: argparse.Namespace, peaks: Mapping[str, float]) -> None:
@@ -138,4 +246,4 @@ def introduce(asked: argparse.Namespace, peaks: Mapping[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -25,11 +25,12 @@ from gpu_contestants import (
     guest,
     specification,
 )
-from gpu_training import GUESTS_AT, backend, in_one_line, times
+from gpu_training import GUESTS_AT, in_one_line, times, verdict
 from guests import Guest, GuestDecoder
 from side_by_side import emit, paired, say
 from torch import Tensor
 
+from lockstep.kernels.record import backend, recorded_in
 from lockstep.models.decoding import Decoder
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.state import State, state_bytes
@@ -39,14 +40,16 @@ from lockstep.training.compilation import compile_steps
 LENGTHS = (1024, 4096, 16_384, LONGEST)
 FAR = 1_048_576
 """Tokens of a context that only a state of fixed size has room for."""
-PIECE = 8192
-"""Tokens that are read at once of a longer context; guests, of which not all can read on, read it in one piece."""
+PIECE = LONGEST
+"""Tokens that are read at once, as everything is that a growing state has room for; guests, of which not all can read
+on, read all in one piece."""
 SEVERAL = 64
 """Sequences of a batch."""
 DECODED = 64
 """Tokens of a turn: as many as a chunk has, so that every turn has one end of a chunk in it."""
 FIXED = (*MEMORIES, *RIVALS)
 """Those whose state does not grow."""
+NAMES = (BASELINE, *FIXED, *GUESTS)
 
 
 class Case(NamedTuple):
@@ -116,12 +119,14 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
         lines[name] = line = {"name": "decoding", "contestant": name, **case._asdict()}
         started = time.perf_counter()
         try:
-            ready[name] = prepared(name, case, asked)
+            with recorded_in(set()):
+                ready[name] = prepared(name, case, asked)
+                line["backend"] = backend()
         except Exception as error:
             line["error"] = in_one_line(error)
             say(f"{in_words(case)}: {name}: {line['error']}")
         else:
-            line |= {"warm_up_seconds": time.perf_counter() - started, "backend": backend()}
+            line["warm_up_seconds"] = time.perf_counter() - started
             say(f"{in_words(case)}: {name} is warm after {line['warm_up_seconds']:.1f} s")
         release(asked.device)
     for number in range(asked.rounds):
@@ -227,7 +232,6 @@ def row(line: Mapping[str, Any]) -> tuple[str, ...]:
     place = (line["contestant"], str(line["length"]), str(line["batch"]))
     if "error" in line:
         return (*place, "error", *[""] * 5)
-    verdicts = (f"{bar['bar']} of {bar['against']} {'met' if bar['met'] else 'MISSED'}" for bar in line["bars"])
     return (
         *place,
         f"{line['milliseconds_per_token']:.3g}",
@@ -235,7 +239,7 @@ def row(line: Mapping[str, Any]) -> tuple[str, ...]:
         times(line["ratio"]),
         in_short(line["prefill_tokens_per_second"]),
         in_bytes(line["state_bytes"]),
-        ", ".join(verdicts),
+        ", ".join(verdict("time", bar) for bar in line["bars"]),
     )
 
 

@@ -31,7 +31,7 @@ from gpu_contestants import (
 from side_by_side import emit, paired, say
 from torch._dynamo.utils import counters
 
-from lockstep.kernels import record
+from lockstep.kernels.record import backend, recorded_in
 from lockstep.tables import aligned, in_bytes, in_short
 
 TOKENS, MORE_TOKENS, LONG = 65_536, 262_144, 16_384
@@ -118,13 +118,15 @@ def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str,
         started, (graphs, breaks) = time.perf_counter(), compilations()
         lines[name] = line = {"name": "training", "contestant": name, "length": case.length}
         try:
-            ready[name] = warmed(name, case, asked)
+            with recorded_in(set()):
+                ready[name] = warmed(name, case, asked)
+                line["backend"] = backend()
         except Exception as error:
             line |= {"batch": case.batch(asked.tokens), "error": in_one_line(error)}
             say(f"{in_words(case)}: {name}: {line['error']}")
         else:
             seconds, (more_graphs, more_breaks) = time.perf_counter() - started, compilations()
-            line |= {"batch": ready[name].batch, "warm_up_seconds": seconds, "backend": backend()}
+            line |= {"batch": ready[name].batch, "warm_up_seconds": seconds}
             line |= {"graphs": more_graphs - graphs, "graph_breaks": more_breaks - breaks}
             say(f"{in_words(case)}: {name} is warm after {seconds:.1f} s")
         release(asked.device)
@@ -214,29 +216,32 @@ def judged(name: str, ready: Mapping[str, Contestant], case: Case) -> list[dict[
     return verdicts
 
 
-def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> None:
-    """One contestant's kernels, those that take the longest first; times and counts are per step."""
+def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, Any]:
+    """One contestant's kernels, those that take the longest first; times and counts are per step. Its own line."""
     say(f"{in_words(case)}: {name} warms up")
-    one = warmed(name, case, asked)
+    line: dict[str, Any] = {"name": "profile", "contestant": name, "length": case.length}
+    try:
+        one = warmed(name, case, asked)
+    except Exception as error:
+        line["error"] = in_one_line(error)
+        emit(line)
+        return line
     one.step()
     seconds = seconds_of(one.step, asked.steps, asked.device)
     spent = kernels_of(one.step, asked.steps, asked.device)
     busy = sum(kernel.seconds for kernel in spent)
-    line = {"name": "profile", "contestant": name, "length": case.length, "batch": one.batch, "backend": backend()}
-    emit({**line, "milliseconds": 1e3 * seconds, "milliseconds_busy": 1e3 * busy / asked.steps})
+    line |= {"batch": one.batch, "backend": backend()}
+    line |= {"milliseconds": 1e3 * seconds, "milliseconds_busy": 1e3 * busy / asked.steps}
+    emit(line)
     for kernel in spent[:TOP_KERNELS]:
         times = {"milliseconds": 1e3 * kernel.seconds / asked.steps, "count": kernel.calls / asked.steps}
         emit({"share": kernel.seconds / busy, **times, "kernel": kernel.name})
+    return line
 
 
 def compilations() -> tuple[int, int]:
     """Graphs that torch.compile has made in this process, and how often it had to break one."""
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-
-
-def backend() -> str:
-    """What has computed memories and recurrences in this process so far."""
-    return record.backend()
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -250,7 +255,6 @@ def row(line: Mapping[str, Any]) -> tuple[str, ...]:
     if "error" in line:
         return (*place, "error", *[""] * 5)
     share, peak = line["share_of_peak"], line["peak_bytes"]
-    verdicts = (f"{bar['of']} {bar['bar']} {'met' if bar['met'] else 'MISSED'}" for bar in line["bars"])
     return (
         *place,
         in_short(line["tokens_per_second"]),
@@ -258,8 +262,13 @@ def row(line: Mapping[str, Any]) -> tuple[str, ...]:
         "" if peak is None else in_bytes(peak),
         times(line["peak_ratio"]),
         "" if share is None else f"{share:.1%}",
-        ", ".join(verdicts),
+        ", ".join(verdict(bar["of"], bar) for bar in line["bars"]),
     )
+
+
+def verdict(of: str, bar: Mapping[str, Any]) -> str:
+    """Such as `speed 0.87 of titans-lmm >= 0.85 met`."""
+    return f"{of} {times(bar['ratio'])} of {bar['against']} {bar['bar']} {'met' if bar['met'] else 'MISSED'}"
 
 
 def times(ratio: float | None) -> str:

@@ -7,12 +7,22 @@ not take.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from lockstep.models.state import State
+
+
+@contextmanager
+def installed(package: str) -> Iterator[None]:
+    """Around imports from a package that may be missing: the ImportError then says how to get it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{error}; pip install {package}") from error
 
 
 class Guest(nn.Module):

@@ -8,7 +8,7 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from guests import Guest
+from guests import Guest, installed
 from torch import Tensor, nn
 
 from lockstep.models.state import State
@@ -75,7 +75,7 @@ def key_heads(dim: int) -> tuple[int, int]:
 
 def imported(name: str) -> ModuleType:
     """An ImportError says what is missing."""
-    with warnings.catch_warnings():
+    with installed(PACKAGE), warnings.catch_warnings():
         # It warns on machines whose driver it does not know.
         warnings.simplefilter("ignore")
         return importlib.import_module(name)

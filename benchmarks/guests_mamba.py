@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from guests import Guest
+from guests import Guest, installed
 from torch import Tensor, nn
 
 from lockstep.models.state import State
@@ -23,11 +23,12 @@ class Mamba2(Guest):
     """Its own blocks, with norms that add and a sum in float32, as its own models have them by default."""
 
     def __init__(self, vocabulary: int, dim: int, layers: int) -> None:
-        import_package()
-        mamba2, blocks, norms = (
-            importlib.import_module(f"{MODULE}.{name}")
-            for name in ("modules.mamba2", "modules.block", "ops.triton.layer_norm")
-        )
+        with installed(PACKAGE):
+            import_package()
+            mamba2, blocks, norms = (
+                importlib.import_module(f"{MODULE}.{name}")
+                for name in ("modules.mamba2", "modules.block", "ops.triton.layer_norm")
+            )
         # Its fused path goes through causal-conv1d's CUDA extension. Without that convolutions are torch's, and what
         # follows them is Triton's.
         fused = mamba2.causal_conv1d_fn is not None

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from guests import installed
 from torch import nn
 
 PEER = "titans-pytorch"
@@ -18,7 +19,8 @@ PEER = "titans-pytorch"
 
 def import_peer() -> Any:
     """Its module; an ImportError says what is missing."""
-    return importlib.import_module("titans_pytorch")
+    with installed(PEER):
+        return importlib.import_module("titans_pytorch")
 
 
 def peer_version() -> str:

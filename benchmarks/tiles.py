@@ -8,35 +8,73 @@ Tiles are queries, keys, warps and stages. Of what is fastest, `lockstep.kernels
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import sys
+from collections.abc import Sequence
 
 import torch
-from device import seconds_of
-from side_by_side import emit
+from device import found, seconds_of
+from gpu import listed, number
+from gpu_training import in_one_line
+from side_by_side import emit, say
 
-from lockstep.kernels.attention import operator
-from lockstep.kernels.attention.operator import Row, Seen, Tiles
 from lockstep.models.rotary import table
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+if INSTALLED:  # else there is still the help, and a line that says what is missing
+    from lockstep.kernels.attention import operator
+    from lockstep.kernels.attention.operator import Row, Seen, Tiles
 
 BATCH, HEADS, WIDTH, PERSISTENT, RUNS = 16, 8, 64, 4, 20
 SEEN = {"window": (4096, 256, False), "segment": (1024, 1024, True)}
 """Tokens, how many are seen, and whether a memory says something to each."""
 TRIED = [
-    Tiles(queries, keys, warps, stages)
+    (queries, keys, warps, stages)
     for queries, keys, warps in ((64, 64, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8), (64, 128, 4))
     for stages in (2, 3)
 ]
 
 
-def main(words: list[str]) -> None:
-    device = torch.device("cuda")
-    for tiles in [Tiles(*map(int, word.split(","))) for word in words] or TRIED:
+def main(words: Sequence[str] | None = None) -> int:
+    """The exit status: 1 where no tiles could be measured."""
+    tried, device = parsed(words), torch.device("cuda")
+    if not INSTALLED or not found(device):
+        missing = "a GPU, and torch finds no device cuda here" if INSTALLED else "Triton, which is not installed here"
+        say(f"tiles.py needs {missing}")
+        return 2
+    lines = []
+    for tiles in (Tiles(*numbers) for numbers in tried):
         for name in SEEN:
             try:
-                found = milliseconds(name, tiles, device)
+                taken = milliseconds(name, tiles, device)
             except Exception as error:  # too large for the device, or for its compiler
-                found = {"error": str(error).strip().splitlines()[0]}
-            emit({"name": "tiles", "seen": name, **tiles._asdict(), **found})
+                taken = {"error": in_one_line(error)}
+            lines.append({"name": "tiles", "seen": name, **tiles._asdict(), **taken})
+            emit(lines[-1])
+    return int(all("error" in line for line in lines))
+
+
+def parsed(words: Sequence[str] | None) -> list[tuple[int, ...]]:
+    parser = argparse.ArgumentParser(description=f"{(__doc__ or '').partition(':')[0]}. Needs a GPU, and Triton.")
+    usual = " ".join(",".join(map(str, numbers)) for numbers in TRIED)
+    parser.add_argument(
+        "tiles",
+        nargs="*",
+        type=four,
+        default=TRIED,
+        metavar="QUERIES,KEYS,WARPS,STAGES",
+        help=f"what to try (default: {usual})",
+    )
+    asked: list[tuple[int, ...]] = parser.parse_args(words).tiles
+    return asked
+
+
+def four(text: str) -> tuple[int, ...]:
+    numbers = listed(number)(text)
+    if len(numbers) != len(TRIED[0]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not queries, keys, warps and stages, such as 128,64,8,3")
+    return numbers
 
 
 def milliseconds(name: str, tiles: Tiles, device: torch.device) -> dict[str, float | str]:
@@ -76,4 +114,4 @@ def drawn(name: str, device: torch.device) -> Seen:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

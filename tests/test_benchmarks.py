@@ -1,9 +1,11 @@
-"""The GPU benchmark, small and on a CPU: its lines agree with each other, with the models and with torch's counter."""
+"""The GPU benchmarks, small and on a CPU: their manners, and lines that agree with each other, the models and torch."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import runpy
 import statistics
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.models.registry import build
 
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CPU = torch.device("cpu")
 SMALL = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--tokens", "256", "--lengths", "128", "--steps", "1")
 COMPETING = ("transformer++", "titans-lmm", "titans-mag", "plain-transformer", "titans-pytorch")
@@ -28,7 +31,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 @pytest.fixture(scope="module", autouse=True)
 def benchmarks_can_be_imported() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+        patch.syspath_prepend(str(BENCHMARKS))
         # As where it is not installed.
         patch.setitem(sys.modules, "titans_pytorch", None)
         yield
@@ -38,9 +41,17 @@ def module(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def status_of(monkeypatch: pytest.MonkeyPatch, program: str, *words: str) -> Any:
+    """With which it exits when it is run as a program."""
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(BENCHMARKS / program), run_name="__main__")
+    return left.value.code
+
+
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[list[dict[str, Any]], str]:
     """The lines of JSON, and what went to stderr."""
-    module("gpu").main(["training", *SMALL, *words])
+    assert module("gpu").main(["training", *SMALL, *words]) == 0
     out, said = capsys.readouterr()
     return [json.loads(line) for line in out.splitlines()], said
 
@@ -52,6 +63,7 @@ def test_training_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
     assert [line["contestant"] for line in lines] == list(COMPETING)
     *ran, failed = lines
     assert "titans_pytorch" in failed["error"]
+    assert "pip install titans-pytorch" in failed["error"]
     assert "tokens_per_second" not in failed
     rounds = {line["contestant"]: line["tokens_per_second_by_round"] for line in ran}
     for line in ran:
@@ -71,6 +83,8 @@ def test_training_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
     last = said.splitlines()[-len(COMPETING) :]
     assert [line.split()[0] for line in last] == list(COMPETING)
     assert last[-1].split()[-1] == "error"
+    verdict = f"speed {bar['ratio']:.3g} of titans-lmm >= 0.85 {'met' if bar['met'] else 'MISSED'}"
+    assert last[2].endswith(f"  {verdict}")
 
 
 def test_flops_are_those_of_the_model_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +107,160 @@ def test_a_profile_names_operators_by_the_time_they_take(capsys: pytest.CaptureF
     # Queries, keys and values at once, the output, both halves of the SwiGLU's input at once, its output, the table of
     # outputs: five products, and two for each on the way back.
     assert by_name["aten::mm"]["count"] == 3 * 5
+
+
+def test_a_profile_of_one_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert module("gpu").main(["training", *SMALL, "--profile", "titans-pytorch"]) == 1
+    _, line = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "pip install titans-pytorch" in line["error"]
+
+
+@pytest.mark.parametrize("words", [("training",), ("decoding",), ("training", "--device", "cuda")])
+def test_without_a_gpu_one_line_says_so(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert status_of(monkeypatch, "gpu.py", *words) == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.splitlines() == [
+        "gpu.py needs a GPU, and torch finds no device cuda here; --device cpu tries the program out"
+    ]
+
+
+def test_a_gpu_beyond_those_there_are_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    found = module("device").found
+    assert [found(torch.device(name)) for name in ("cpu", "cuda", "cuda:0", "cuda:1")] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--lengths", "0"), "--lengths: '0' is not a whole number from 1 on"),
+        (("--lengths", "-5"), "--lengths: '-5' is not a whole number from 1 on"),
+        (("--lengths", "128,abc"), "--lengths: 'abc' is not a whole number from 1 on"),
+        (("--lengths", "128,"), "--lengths: '128,' has nothing before or after a ','"),
+        (("--rounds", "0"), "--rounds: '0' is not a whole number from 1 on"),
+        (("--tokens", "0"), "--tokens: '0' is not a whole number from 1 on"),
+        (("--steps", "0"), "--steps: '0' is not a whole number from 1 on"),
+        (("--size", "0/1/2"), "--size: '0' is not a whole number from 1 on"),
+        (("--size", "32/1"), "--size: '32/1' is not dim/depth/heads, such as 512/16/8"),
+        (("--size", "32/1/3"), "--size: model: transformer++: dim 32 is not divisible by heads 3"),
+        (("--device", "tpu"), "--device: 'tpu' is neither cuda, nor one of several such as cuda:1, nor cpu"),
+        (("--contestants", "titans-lmm,"), "--contestants: 'titans-lmm,' has nothing before or after a ','"),
+        (("--contestants", ""), "--contestants: '' has nothing before or after a ','"),
+        (("--contestants", "titan-lmm"), "--contestants: unknown contestant titan-lmm; did you mean titans-lmm?"),
+        (("--profile", "titan-lmm"), "--profile: unknown contestant titan-lmm; did you mean titans-lmm?"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_plain_words(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        module("gpu").main(["training", "--device", "cpu", *words])
+    assert left.value.code == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.splitlines()[-1].partition("argument ")[2] == complaint
+
+
+def test_only_those_that_decode_can_be_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        module("gpu").main(["decoding", "--contestants", "plain-transformer"])
+    assert capsys.readouterr().err.endswith("plain-transformer only trains\n")
+
+
+def helped(capsys: pytest.CaptureFixture[str], program: str, *words: str) -> str:
+    """What --help says, in one line."""
+    with pytest.raises(SystemExit) as left:
+        module(program).main([*words, "--help"])
+    assert left.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_names_the_measurements(capsys: pytest.CaptureFixture[str]) -> None:
+    said = helped(capsys, "gpu")
+    assert "training tokens per second and peak memory" in said
+    assert "decoding milliseconds a token" in said
+
+
+@pytest.mark.parametrize("measurement", ["training", "decoding"])
+def test_help_says_who_competes(measurement: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = helped(capsys, "gpu", measurement)
+    measured = module(f"gpu_{measurement}")
+    usual, at_4096 = (measured.invited(measured.Case(length)) for length in (16_384, 4096))
+    assert f"by default: {', '.join(usual)}." in said
+    others = [name for name in at_4096 if name not in usual]
+    assert f"At a length of 4096 also, and elsewhere only where named: {', '.join(others)}." in said
+    assert 'The column "bars" says' in said
+    assert "(default: 512/16/8)" in said
+
+
+def test_every_option_has_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = argparse.ArgumentParser.add_argument
+    texts: dict[str, str | None] = {}
+
+    def noted(self: argparse.ArgumentParser, *names: str, **more: Any) -> argparse.Action:
+        texts[names[0]] = more.get("help")
+        return add(self, *names, **more)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "add_argument", noted)
+    module("gpu").parsed(["training"])
+    module("tiles").parsed([])
+    assert {"--lengths", "--tokens", "--several", "tiles"} <= set(texts)
+    assert [name for name, text in texts.items() if not text] == []
+
+
+@pytest.mark.parametrize(("installed", "missing"), [(True, "a GPU"), (False, "Triton")])
+def test_tiles_say_what_they_need(
+    installed: bool, missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if installed:
+        pytest.importorskip("triton")
+    else:
+        monkeypatch.setitem(sys.modules, "triton", None)
+    assert status_of(monkeypatch, "tiles.py") == 2
+    out, said = capsys.readouterr()
+    assert (out, len(said.splitlines())) == ("", 1)
+    assert said.startswith(f"tiles.py needs {missing}")
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("128,64,8", "'128,64,8' is not queries, keys, warps and stages, such as 128,64,8,3"),
+        ("128,64,8,0", "'0' is not a whole number from 1 on"),
+        ("128,64,8,", "'128,64,8,' has nothing before or after a ','"),
+    ],
+)
+def test_tiles_are_four_numbers(
+    word: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert status_of(monkeypatch, "tiles.py", word) == 2
+    assert capsys.readouterr().err.endswith(f"{complaint}\n")
+
+
+@pytest.mark.parametrize(("fitting", "status"), [((), 1), (("window",), 0)])
+def test_tiles_fail_where_all_of_them_do(
+    fitting: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    tiles = module("tiles")
+
+    def milliseconds(name: str, *_: Any) -> dict[str, float]:
+        if name not in fitting:
+            raise RuntimeError("out of resources\nby far")
+        return {"reads": 1.0}
+
+    monkeypatch.setattr(tiles, "found", lambda device: True)
+    monkeypatch.setattr(tiles, "milliseconds", milliseconds)
+    assert tiles.main(["128,64,8,3"]) == status
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["seen"] for line in lines] == ["window", "segment"]
+    assert lines[1]["error"] == "RuntimeError: out of resources by far"
 
 
 def test_without_flags_every_length_is_measured_with_the_tokens_that_it_should_have() -> None:
@@ -166,7 +334,7 @@ def test_decoding_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
     """Of models that have read the context: the state has the bytes that `cost` says, at the room it was given."""
     words = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--lengths", "96", "--rounds", "2", "--several")
     competing = ("transformer++", "titans-lmm", "mamba2")
-    module("gpu").main(["decoding", *words, "--contestants", ",".join(competing)])
+    assert module("gpu").main(["decoding", *words, "--contestants", ",".join(competing)]) == 0
     out, said = capsys.readouterr()
     _, *lines = map(json.loads, out.splitlines())
     assert [(line["contestant"], line["batch"]) for line in lines] == [(n, b) for b in (1, 64) for n in competing]
@@ -203,10 +371,12 @@ def test_guests_that_are_not_installed_say_so(
     for missing in ("fla.layers", "mamba_ssm"):
         monkeypatch.setitem(sys.modules, missing, None)
     words = ["--device", "cpu", "--no-compile", "--size", "32/1/2", "--lengths", "96", "--rounds", "1"]
-    module("gpu").main([measurement, *words, "--contestants", ",".join(GUESTS)])
+    assert module("gpu").main([measurement, *words, "--contestants", ",".join(GUESTS)]) == 1, "nobody is left"
     _, *lines = map(json.loads, capsys.readouterr().out.splitlines())
     assert [line["contestant"] for line in lines] == list(GUESTS)
     assert ["fla.layers" in lines[0]["error"], "mamba_ssm" in lines[1]["error"]] == [True, True]
+    assert lines[0]["error"].endswith("pip install flash-linear-attention")
+    assert lines[1]["error"].endswith("pip install mamba-ssm")
 
 
 def test_guests_come_where_they_are_invited() -> None:
