@@ -246,8 +246,10 @@ def make_rows(width: int, taps: int) -> None:
     """A memory's rows from bfloat16 projections, likewise."""
     projected = torch.randn(1, TIME, 3 * HEADS * width).bfloat16().requires_grad_()
     weight = torch.randn(taps, 3 * HEADS * width).requires_grad_()
-    made = rows(projected, weight, torch.zeros(1, taps - 1, 3 * HEADS * width), HEADS, [True, True, False], 1e-6)
-    torch.stack(made).float().sum().backward()
+    for together in (False, True):
+        lengths, tail = [0.5, 1.0, 0.0], torch.zeros(1, taps - 1, 3 * HEADS * width)
+        made = rows(projected, weight, tail, [HEADS] * 3, lengths, 1e-6, together)
+        torch.stack(made).float().sum().backward()
 
 
 def bring(width: int, taps: int, gates: bool) -> None:

@@ -16,6 +16,8 @@ from lockstep.kernels.record import backend
 from lockstep.kernels.rows import choice
 from lockstep.laws.subject import randomise
 from lockstep.memory import MemorySpec
+from lockstep.models.mixers import delta_net
+from lockstep.models.mixers.delta_net import GatedDeltaNet
 from lockstep.models.mixers.neural_memory import NeuralMemory
 from lockstep.models.registry import build
 from tests.kernels.memories import DEVICE, errors
@@ -117,14 +119,15 @@ def by_torch(case: Case, size: Size) -> Named:
 def by_kernel(case: Case, size: Size, dtype: torch.dtype) -> Named:
     tracked = case.to(torch.float32)
     projected = tracked.projected.to(dtype)
-    made = operator.rows(projected, tracked.weight[:, 0], tracked.tail, size.heads, units(size), 1e-6)
+    made = operator.rows(projected, tracked.weight[:, 0], tracked.tail, *setting(size))
     assert "(rows)" in backend()
     assert all(x.dtype is dtype and x.is_contiguous() for x in made)
     return everything(tracked, made)
 
 
-def units(size: Size) -> list[bool]:
-    return [True, True, False][: size.parts]
+def setting(size: Size) -> tuple[list[int], list[float], float, bool]:
+    """Heads and lengths of the parts, and how rows lie, as a memory asks for it: queries and keys are unit vectors."""
+    return [size.heads] * size.parts, [1.0, 1.0, 0.0][: size.parts], 1e-6, False
 
 
 def everything(case: Case, made: list[Tensor]) -> Named:
@@ -175,8 +178,8 @@ def test_walks_leave_enough_programs(size: Size, span: int, programs: int) -> No
     channels = size.parts * size.heads * size.width
     shapes = (size.batch, size.time, channels), (size.taps, channels), (size.batch, size.taps - 1, channels)
     projected, weight, tail = (torch.empty(shape, device="meta") for shape in shapes)
-    given = operator.Projections(projected, weight, tail, size.heads, units(size), 1e-6)
-    assert (given.span, given.grid) == (span, (programs,))
+    given = operator.Projections(projected, weight, tail, *setting(size))
+    assert (given.span, given.grid(0)) == (span, (programs,))
 
 
 @pytest.mark.skipif(not ON_A_GPU, reason="too large for the interpreter")
@@ -190,10 +193,9 @@ def test_pieces_make_the_whole() -> None:
     """A text in two, the second after the first's last tokens, gives the rows of the whole, to the last bit."""
     size, cut = Size(time=41), 18
     projected, weight, tail = draw(size)
-    setting = (weight[:, 0], size.heads, units(size))
 
     def made(x: Tensor, before: Tensor) -> list[Tensor]:
-        rows: list[Tensor] = operator.rows(x, setting[0], before, *setting[1:], 1e-6)
+        rows: list[Tensor] = operator.rows(x, weight[:, 0], before, *setting(size))
         return rows
 
     first, second = made(projected[:, :cut], tail), made(projected[:, cut:], projected[:, cut - size.taps + 1 : cut])
@@ -212,7 +214,7 @@ def test_a_part_that_nobody_needs(parts: int) -> None:
     """Adjoints that there are none of are zeros."""
     size = Size(time=9, parts=parts)
     case = draw(size).to(torch.float32)
-    made = operator.rows(case.projected, case.weight[:, 0], case.tail, size.heads, units(size), 1e-6)
+    made = operator.rows(case.projected, case.weight[:, 0], case.tail, *setting(size))
     alone, *others = torch.autograd.grad(made[0].square().sum() + made[0].sum(), list(case))[0].chunk(parts, dim=-1)
     assert alone.abs().amax() > 0
     assert all(x.abs().amax() == 0 for x in others)
@@ -230,7 +232,7 @@ def test_nothing_else_is_kept() -> None:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(noted, lambda x: x):
-        operator.rows(*given, size.heads, units(size), 1e-6)
+        operator.rows(*given, *setting(size))
     assert [x.data_ptr() for x in kept] == [x.data_ptr() for x in given]
 
 
@@ -240,11 +242,55 @@ def test_it_is_an_operator(parts: int) -> None:
     size = Size(time=9, parts=parts, heads=1)
     projected, weight, tail = draw(size)
     given = [x.detach().requires_grad_() for x in (projected, weight[:, 0], tail)]
-    setting = (size.heads, units(size), 1e-6)
-    torch.library.opcheck(operator.rows, (*given, *setting), test_utils=(*SHAPES, NUMBERS))
+    torch.library.opcheck(operator.rows, (*given, *setting(size)), test_utils=(*SHAPES, NUMBERS))
     given = [x.detach() for x in given]
-    bars = [torch.randn_like(x) for x in operator.rows(*given, *setting)]
-    torch.library.opcheck(operator.rows_backward, (*given, bars, *setting), test_utils=(*SHAPES, NUMBERS))
+    bars = [torch.randn_like(x) for x in operator.rows(*given, *setting(size))]
+    torch.library.opcheck(operator.rows_backward, (*given, bars, *setting(size)), test_utils=(*SHAPES, NUMBERS))
+
+
+class TestDeltaRule:
+    """Rows of the delta rule: parts of different sizes, queries of another length, heads of a token side by side."""
+
+    @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+    @pytest.mark.parametrize(("key_dim", "value_dim", "conv"), [(16, 16, 4), (16, 32, 2), (32, 64, 4)])
+    def test_rows(self, key_dim: int, value_dim: int, conv: int, dtype: torch.dtype, bound: float) -> None:
+        heads, batch, time = 3, 2, 70
+        mixer = GatedDeltaNet(48, heads, key_dim, value_dim, conv=conv, chunk=64).to(DEVICE)
+        channels = sum(mixer.widths)
+        generator = torch.Generator().manual_seed(0)
+        qkv, tail = (
+            torch.randn(batch, count, channels, generator=generator).to(DEVICE, dtype) for count in (time, conv - 1)
+        )
+        bars = [torch.randn(batch, heads, time, width, generator=generator) for width in (key_dim, key_dim, value_dim)]
+
+        def found(precision: torch.dtype, way: str) -> list[Tensor]:
+            own = mixer.to(precision)
+            assert own.conv is not None
+            given = [x.to(precision, copy=True).requires_grad_() for x in (qkv, tail)]
+            *rows, after = getattr(own, way)(*given)
+            assert torch.equal(after, given[0][:, time - conv + 1 :])
+            loss = sum((row.double() * bar.to(DEVICE)).sum() for row, bar in zip(rows, bars, strict=True))
+            return [*(row.detach() for row in rows), *torch.autograd.grad(loss, [*given, own.conv.weight])]
+
+        wanted, ours = found(torch.float64, "rows"), found(dtype, "made_at_once")
+        assert "(rows)" in backend()
+        for one, other in zip(ours, wanted, strict=True):
+            assert one.shape == other.shape
+            assert float((one.double() - other).norm() / other.norm()) < bound
+
+    def test_who_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whole chunks under autocast on a GPU, where values are made of heads as wide as keys."""
+        monkeypatch.setattr(delta_net, "lowered", lambda _: True)
+        monkeypatch.setattr(choice, "takes", lambda *_: True)
+
+        def taken(time: int = 64, value_dim: int = 32, conv: int = 4) -> bool:
+            mixer = GatedDeltaNet(32, 2, 16, value_dim, conv=conv, chunk=64)
+            return mixer.by_kernel(torch.zeros(1, time, sum(mixer.widths)))
+
+        assert taken()
+        assert not taken(time=65)
+        assert not taken(value_dim=24)
+        assert not taken(conv=1)
 
 
 def test_who_is_taken() -> None:

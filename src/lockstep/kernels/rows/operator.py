@@ -1,4 +1,4 @@
-"""From a memory's projections to its rows as one differentiable operator, which a compiler does not look into."""
+"""From projections to rows as one differentiable operator, which a compiler does not look into."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ WARPS = 4
 class Projections(NamedTuple):
     """One call; everything in one piece."""
 
-    projected: Tensor  # [batch, time, parts × heads × width]
-    weight: Tensor  # [taps, parts × heads × width]
-    tail: Tensor  # [batch, taps - 1, parts × heads × width], of what came before
-    heads: int
-    units: Sequence[bool]
-    """Of each part, whether its vectors are given unit length."""
+    projected: Tensor  # [batch, time, all heads × width]
+    weight: Tensor  # [taps, all heads × width]
+    tail: Tensor  # [batch, taps - 1, all heads × width], of what came before
+    heads: Sequence[int]
+    """Of each part."""
+    lengths: Sequence[float]
+    """That each part's vectors are given; 0 leaves them as they are."""
     epsilon: float
+    together: bool
+    """Whether the heads of a token lie next to each other, or the tokens of a head."""
 
     @property
     def width(self) -> int:
-        return self.weight.shape[1] // (self.heads * len(self.units))
+        return self.weight.shape[1] // sum(self.heads)
 
     @property
     def walkers(self) -> int:
@@ -46,7 +49,7 @@ class Projections(NamedTuple):
     def span(self) -> int:
         """Tokens of a walker, a multiple of STEPS: as many as leave enough programs, and no more than there are."""
         batch, time, _ = self.projected.shape
-        tiles = -(-PROGRAMS // (batch * self.heads))
+        tiles = -(-PROGRAMS // (batch * min(self.heads)))
         # One program goes through the text; or, of so many, the last still has a token to itself.
         steps = -(-time // (STEPS * self.walkers)) if tiles == 1 else (time - 1) // (STEPS * self.walkers * (tiles - 1))
         return STEPS * min(max(steps, 1), SPAN // STEPS)
@@ -56,31 +59,34 @@ class Projections(NamedTuple):
         """Programs of one head of one sample."""
         return -(-self.projected.shape[1] // (self.walkers * self.span))
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of a part's rows."""
-        return self.projected.shape[0] * self.heads, self.projected.shape[1], self.width
+    def room(self, part: int) -> Tensor:
+        """For a part's rows: [batch, time, heads, width] where these are together, or [batch × heads, time, width]."""
+        (batch, time), heads = self.projected.shape[:2], self.heads[part]
+        return self.projected.new_empty(
+            (batch, time, heads, self.width) if self.together else (batch * heads, time, self.width)
+        )
 
-    @property
-    def grid(self) -> tuple[int]:
-        return (self.projected.shape[0] * self.tiles * self.heads,)
+    def grid(self, part: int) -> tuple[int]:
+        return (self.projected.shape[0] * self.tiles * self.heads[part],)
 
     def settings(self, part: int) -> tuple[int, ...]:
         """Of a launch, which has one part."""
-        time, channels = self.projected.shape[1:]
-        return part * self.heads * self.width, self.heads, channels, time, self.tiles, self.span
+        (time, channels), heads, width = self.projected.shape[1:], self.heads[part], self.width
+        strides = (width, heads * width) if self.together else (time * width, width)
+        first = sum(self.heads[:part]) * width
+        return first, heads, channels, time, self.tiles, self.span, time * heads * width, *strides
 
     def constants(self, part: int) -> dict[str, Any]:
         sizes = {"WALKERS": self.walkers, "WIDTH": self.width, "TAPS": self.weight.shape[0]}
-        kind = {"UNIT": self.units[part], "EPSILON": self.epsilon}
+        kind = {"LENGTH": self.lengths[part], "EPSILON": self.epsilon}
         return sizes | kind | {"STEPS": STEPS, "num_warps": WARPS}
 
 
 def forward(given: Projections) -> list[Tensor]:
-    """Of each part its rows, [batch × heads, time, width]."""
-    made = [given.projected.new_empty(given.shape) for _ in given.units]
+    """Of each part its rows."""
+    made = [given.room(part) for part in range(len(given.heads))]
     for part, rows in enumerate(made):
-        rows_kernel[given.grid](*given[:3], rows, *given.settings(part), **given.constants(part))
+        rows_kernel[given.grid(part)](*given[:3], rows, *given.settings(part), **given.constants(part))
     return made
 
 
@@ -89,7 +95,7 @@ def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Te
     projected_bar, tail_bar = torch.empty_like(given.projected), torch.empty_like(given.tail)
     sums = given.weight.new_empty(len(given.projected), given.tiles, *given.weight.shape, dtype=torch.float32)
     for part, bar in enumerate(rows_bar):
-        rows_backward_kernel[given.grid](
+        rows_backward_kernel[given.grid(part)](
             *given[:3],
             bar.contiguous(),
             projected_bar,
@@ -102,12 +108,12 @@ def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Te
 
 
 GIVEN = "Tensor projected, Tensor weight, Tensor tail"
-SETTING = "int heads, bool[] units, float epsilon"
+SETTING = "int[] heads, float[] lengths, float epsilon, bool together"
 
 
 @torch.library.custom_op("lockstep::rows", mutates_args=(), schema=f"({GIVEN}, {SETTING}) -> Tensor[]")
 def rows(projected: Tensor, weight: Tensor, tail: Tensor, *setting: Any) -> list[Tensor]:
-    """As `forward`: each part convolved from the tail on, activated, and of unit length where `units` says so."""
+    """As `forward`: each part convolved from the tail on, activated, and of the length that it is to have."""
     record(NAME)
     return forward(Projections(projected.contiguous(), weight.contiguous(), tail.contiguous(), *setting))
 
@@ -115,7 +121,7 @@ def rows(projected: Tensor, weight: Tensor, tail: Tensor, *setting: Any) -> list
 @rows.register_fake
 def _(projected: Tensor, weight: Tensor, tail: Tensor, *setting: Any) -> list[Tensor]:
     given = Projections(projected, weight, tail, *setting)
-    return [projected.new_empty(given.shape) for _ in given.units]
+    return [given.room(part) for part in range(len(given.heads))]
 
 
 @torch.library.custom_op(

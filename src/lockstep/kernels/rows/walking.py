@@ -104,14 +104,14 @@ def scale_of(s: tl.tensor, EPSILON: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def through_output(z: tl.tensor, bar: tl.tensor, UNIT: tl.constexpr, EPSILON: tl.constexpr) -> tl.tensor:
+def through_output(z: tl.tensor, bar: tl.tensor, LENGTH: tl.constexpr, EPSILON: tl.constexpr) -> tl.tensor:
     """The adjoint of what a convolution said, from that of the row."""
     s, slope = activated_and_slope(z, "silu")
     bar = bar.to(tl.float32)
-    if UNIT:
+    if LENGTH:
         scale = scale_of(s, EPSILON)
         y = s * scale
-        bar = (bar - y * tl.sum(bar * y, axis=1, keep_dims=True)) * scale
+        bar = (bar - y * tl.sum(bar * y, axis=1, keep_dims=True)) * (scale * LENGTH)
     return bar * slope
 
 
@@ -138,17 +138,20 @@ def rows_kernel(
     projected: tl.tensor,  # [batch, time, channels]
     weight: tl.tensor,  # [TAPS, channels]
     tail: tl.tensor,  # [batch, TAPS - 1, channels]
-    rows: tl.tensor,  # [batch × heads, time, WIDTH]: what comes out
+    rows: tl.tensor,  # [WIDTH] numbers of each token of each head of each sample, so far apart: what comes out
     first: int,
     heads: int,
     channels: int,
     time: int,
     tiles: int,
     span: int,
+    sample_stride: int,
+    head_stride: int,
+    token_stride: int,
     WALKERS: tl.constexpr,
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
-    UNIT: tl.constexpr,
+    LENGTH: tl.constexpr,
     EPSILON: tl.constexpr,
     STEPS: tl.constexpr,
 ) -> None:
@@ -157,7 +160,7 @@ def rows_kernel(
     sample, column = (tile // tiles).to(tl.int64), first + head * WIDTH
     projected += sample * time * channels + column
     tail += sample * (TAPS - 1) * channels + column
-    rows += (sample * heads + head) * time * WIDTH
+    rows += sample * sample_stride + head.to(tl.int64) * head_stride
     start = ((tile % tiles) * WALKERS + tl.arange(0, WALKERS)) * span
     taps = taps_of(weight + column, channels, WIDTH, TAPS)
     before = tokens_before(projected, tail, start, time, channels, WIDTH, TAPS)
@@ -166,9 +169,9 @@ def rows_kernel(
         for i in tl.static_range(STEPS):
             at = start + step + i
             y = activate(convolved(before, here[i], taps, TAPS), "silu")
-            if UNIT:
-                y *= scale_of(y, EPSILON)
-            put(rows, at, WIDTH, y, at < time)
+            if LENGTH:
+                y *= scale_of(y, EPSILON) * LENGTH
+            put(rows, at, token_stride, y, at < time)
             before = extended(before[1:], here[i])
 
 
@@ -177,7 +180,7 @@ def rows_backward_kernel(
     projected: tl.tensor,  # [batch, time, channels]
     weight: tl.tensor,  # [TAPS, channels]
     tail: tl.tensor,  # [batch, TAPS - 1, channels]
-    rows_bar: tl.tensor,  # [batch × heads, time, WIDTH]
+    rows_bar: tl.tensor,  # as the rows
     projected_bar: tl.tensor,  # as the first three: what comes out
     weight_bar: tl.tensor,  # [batch, tiles, TAPS, channels] in 32 bits
     tail_bar: tl.tensor,
@@ -187,10 +190,13 @@ def rows_backward_kernel(
     time: int,
     tiles: int,
     span: int,
+    sample_stride: int,
+    head_stride: int,
+    token_stride: int,
     WALKERS: tl.constexpr,
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
-    UNIT: tl.constexpr,
+    LENGTH: tl.constexpr,
     EPSILON: tl.constexpr,
     STEPS: tl.constexpr,
 ) -> None:
@@ -201,7 +207,7 @@ def rows_backward_kernel(
     projected_bar += sample * time * channels + column
     tail += sample * (TAPS - 1) * channels + column
     tail_bar += sample * (TAPS - 1) * channels + column
-    rows_bar += (sample * heads + head) * time * WIDTH
+    rows_bar += sample * sample_stride + head.to(tl.int64) * head_stride
     weight_bar += tile.to(tl.int64) * TAPS * channels + column
     start = ((tile % tiles) * WALKERS + tl.arange(0, WALKERS)) * span
     taps = taps_of(weight + column, channels, WIDTH, TAPS)
@@ -209,18 +215,18 @@ def rows_backward_kernel(
     bars, sums = zeros(TAPS - 1, WALKERS, WIDTH), zeros(TAPS, WALKERS, WIDTH)
     # As far as to the walk's own first token: what has its adjoint before it is the tail, or of another walk.
     xs = next_tokens(projected, start, time, channels, WIDTH, TAPS - 1)
-    ys_bar = next_tokens(rows_bar, start, time, WIDTH, WIDTH, TAPS - 1)
+    ys_bar = next_tokens(rows_bar, start, time, token_stride, WIDTH, TAPS - 1)
     for i in tl.static_range(TAPS - 1):
-        z_bar = through_output(convolved(before, xs[i], taps, TAPS), ys_bar[i], UNIT, EPSILON)
+        z_bar = through_output(convolved(before, xs[i], taps, TAPS), ys_bar[i], LENGTH, EPSILON)
         put(tail_bar, start + i, channels, gathered(bars, z_bar, taps, TAPS), start == 0)
         sums = with_share(sums, tl.where(i < span, z_bar, 0.0), before, xs[i], TAPS)
         before, bars = extended(before[1:], xs[i]), extended(bars[1:], z_bar)
     for step in range(0, span, STEPS):
         at = start + step
         here = next_tokens(projected, at + TAPS - 1, time, channels, WIDTH, STEPS)
-        here_bar = next_tokens(rows_bar, at + TAPS - 1, time, WIDTH, WIDTH, STEPS)
+        here_bar = next_tokens(rows_bar, at + TAPS - 1, time, token_stride, WIDTH, STEPS)
         for i in tl.static_range(STEPS):
-            z_bar = through_output(convolved(before, here[i], taps, TAPS), here_bar[i], UNIT, EPSILON)
+            z_bar = through_output(convolved(before, here[i], taps, TAPS), here_bar[i], LENGTH, EPSILON)
             put(projected_bar, at + i, channels, gathered(bars, z_bar, taps, TAPS), at + i < time)
             # Of outputs after the walk, the share in the weights' adjoints is counted in the next.
             counted = tl.where(step + i + TAPS - 1 < span, z_bar, 0.0)

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.recurrences.decayed import CHUNK, lowered
+from lockstep.kernels.rows import choice
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
-from lockstep.models.mixers.convolution import ShortConvolution
+from lockstep.models.mixers.convolution import ShortConvolution, tail_after
 from lockstep.models.mixers.mixer import Mixer
-from lockstep.models.mixers.neural_memory import Tail, normed, unit
+from lockstep.models.mixers.neural_memory import UNIT_EPSILON, Tail, normed, unit
 from lockstep.models.mixers.rates import draw_rate_bias
 from lockstep.models.recurrences.delta import delta_rule, delta_rule_cost
 
@@ -53,11 +55,32 @@ class DeltaNet(Mixer):
 
     def rows(self, qkv: Tensor, tail: Tail) -> tuple[Tensor, Tensor, Tensor, Tail]:
         """Queries, keys and values [batch, heads, time, width] from their projections."""
+        if self.by_kernel(qkv):
+            return self.made_at_once(qkv, tail)
         if self.conv is not None:
             qkv, tail = self.conv(qkv, tail)
         parts = F.silu(qkv.to(arithmetic(qkv.dtype))).split(self.widths, dim=-1)
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         return unit(queries) * self.key_dim**-0.5, unit(keys), values, tail
+
+    def by_kernel(self, qkv: Tensor) -> bool:
+        """Whether our kernel makes the rows: where another of ours takes them."""
+        if self.conv is None or self.value_dim % self.key_dim or qkv.shape[1] % CHUNK or not lowered(qkv):
+            return False
+        return choice.takes(qkv, self.key_dim, self.conv.width)
+
+    def made_at_once(self, qkv: Tensor, tail: Tail) -> tuple[Tensor, Tensor, Tensor, Tail]:
+        """`rows` by that kernel, to which values are of heads as wide as keys."""
+        # Triton is needed where it is used alone.
+        from lockstep.kernels.rows.operator import rows
+
+        assert self.conv is not None
+        assert isinstance(tail, Tensor)
+        heads = [self.heads, self.heads, self.widths[2] // self.key_dim]
+        lengths = [self.key_dim**-0.5, 1.0, 0.0]
+        queries, keys, values = rows(qkv, self.conv.weight[:, 0], tail, heads, lengths, UNIT_EPSILON, True)
+        values = values.flatten(2).unflatten(2, (self.heads, self.value_dim))
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), tail_after(qkv, tail)
 
     def log_keep(self, x: Tensor) -> Tensor | None:
         """What each token leaves of the memory [batch, heads, time]; None is all of it."""

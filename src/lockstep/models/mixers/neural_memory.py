@@ -116,7 +116,7 @@ class NeuralMemory(nn.Module):
     def rows(self, qkv: Tensor, tail: Tail, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tail]:
         """Queries, keys and values [batch, heads, time, head_dim] from their projections, whatever the position."""
         if self.by_kernel(qkv):
-            queries, keys, values, after = self.made_at_once(qkv, tail, [True, True, False])
+            queries, keys, values, after = self.made_at_once(qkv, tail, [1.0, 1.0, 0.0])
             return queries, keys, values, after
         mixed, tail = self.convolved(qkv, tail)
         # Apart before they are activated: adjoints are joined where a convolution takes them, and there alone.
@@ -135,7 +135,7 @@ class NeuralMemory(nn.Module):
             (queries,), _ = self.made_in_place(projected, tail, [True])
             return queries, tail
         if self.by_kernel(projected):
-            queries, after = self.made_at_once(projected, tail, [True])
+            queries, after = self.made_at_once(projected, tail, [1.0])
             return queries, after
         mixed, tail = self.convolved(projected, tail)
         return heads_first(unit(F.silu(mixed).unflatten(-1, (self.heads, self.head_dim)))), tail
@@ -143,15 +143,15 @@ class NeuralMemory(nn.Module):
     def by_kernel(self, projected: Tensor) -> bool:
         return self.conv is not None and choice.takes(projected, self.head_dim, self.conv.width)
 
-    def made_at_once(self, projected: Tensor, tail: Tail, units: list[bool]) -> tuple[Tensor, ...]:
-        """By our kernel: of each part its rows [batch, heads, time, head_dim], `unit` where asked, then the tail."""
+    def made_at_once(self, projected: Tensor, tail: Tail, lengths: list[float]) -> tuple[Tensor, ...]:
+        """By our kernel: of each part its rows [batch, heads, time, head_dim], of these lengths, then the tail."""
         # Triton is needed where it is used alone.
         from lockstep.kernels.rows.operator import rows
 
         assert self.conv is not None
         assert isinstance(tail, Tensor)
         weight = self.conv.weight[:, 0, : projected.shape[-1]]
-        made = rows(projected, weight, tail, self.heads, units, UNIT_EPSILON)
+        made = rows(projected, weight, tail, [self.heads] * len(lengths), lengths, UNIT_EPSILON, False)
         return *(x.unflatten(0, (-1, self.heads)) for x in made), tail_after(projected, tail)
 
     def in_place(self, projected: Tensor) -> bool:
