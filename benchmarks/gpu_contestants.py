@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from guests import Guest
-from guests_fla import GatedDeltaNet
+from guests_fla import GatedDeltaNet, key_heads
 from guests_mamba import Mamba2
 from peer import (
     PEER,
@@ -39,7 +39,8 @@ BASELINE, LMM, MAC, MAG, MAL = "transformer++", "titans-lmm", "titans-mac", "tit
 MEMORIES = (LMM, MAC, MAG, MAL, "yaad", "moneta", "memora")
 DEEPER = ("mamba2", "mamba")
 """Rivals without an MLP, which have more layers instead."""
-RIVALS = ("gated-deltanet", "deltanet", *DEEPER, "retnet", "gla", "linear-attention")
+GATED = "gated-deltanet"
+RIVALS = (GATED, "deltanet", *DEEPER, "retnet", "gla", "linear-attention")
 PLAIN = "plain-transformer"
 PEERS: dict[str, bool] = {PEER: False, f"{PEER}-bf16": True}
 """As its own training script runs it, in float32, and under the autocast that everybody else has."""
@@ -194,7 +195,10 @@ def compile_parts(model: nn.Module, compiled: Compiled) -> None:
 
 @cache
 def specification(name: str, size: Size) -> ModelSpec:
-    """As large as the baseline, at its width, depth and heads: the width of the SwiGLU gives way, or else the depth."""
+    """As large as the baseline, at its width, depth and heads: the width of the SwiGLU gives way, or else the depth.
+
+    Gated DeltaNet has heads like the guest's, because three quarters of a width are not divided by 8 heads into tiles.
+    """
     given: dict[str, Any] = {"vocab_size": VOCABULARY, "max_length": LONGEST, **size._asdict()}
     baseline = specify(BASELINE, given)
     if name == BASELINE:
@@ -203,6 +207,8 @@ def specification(name: str, size: Size) -> ModelSpec:
     target = cost_on_meta(baseline, SEGMENT).non_embedding_parameters
     memory = {"chunk": CHUNK, "expansion": EXPANSION} if name in MEMORIES else {}
     segment = {"segment": SEGMENT} if name == MAC else {}
+    if name == GATED:
+        given["heads"], _ = key_heads(size.dim)
     if name in DEEPER:
         del given["depth"]
     return match(name, {**given, **memory, **segment}, MatchSpec(target=target, tolerance=tolerance), SEGMENT)
