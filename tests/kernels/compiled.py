@@ -248,7 +248,8 @@ def make_rows(width: int, taps: int) -> None:
     weight = torch.randn(taps, 3 * HEADS * width).requires_grad_()
     for together in (False, True):
         lengths, tail = [0.5, 1.0, 0.0], torch.zeros(1, taps - 1, 3 * HEADS * width)
-        made = rows(projected, weight, tail, [HEADS] * 3, lengths, 1e-6, together)
+        bias = torch.zeros(3 * HEADS * width, requires_grad=True) if together else None
+        made = rows(projected, weight, tail, bias, [HEADS] * 3, lengths, 1e-6, together)
         torch.stack(made).float().sum().backward()
 
 

@@ -16,8 +16,9 @@ from lockstep.kernels.record import backend
 from lockstep.kernels.rows import choice
 from lockstep.laws.subject import randomise
 from lockstep.memory import MemorySpec
-from lockstep.models.mixers import delta_net
+from lockstep.models.mixers import delta_net, mamba2
 from lockstep.models.mixers.delta_net import GatedDeltaNet
+from lockstep.models.mixers.mamba2 import Mamba2
 from lockstep.models.mixers.neural_memory import NeuralMemory
 from lockstep.models.registry import build
 from tests.kernels.memories import DEVICE, errors
@@ -125,9 +126,9 @@ def by_kernel(case: Case, size: Size, dtype: torch.dtype) -> Named:
     return everything(tracked, made)
 
 
-def setting(size: Size) -> tuple[list[int], list[float], float, bool]:
-    """Heads and lengths of the parts, and how rows lie, as a memory asks for it: queries and keys are unit vectors."""
-    return [size.heads] * size.parts, [1.0, 1.0, 0.0][: size.parts], 1e-6, False
+def setting(size: Size) -> tuple[None, list[int], list[float], float, bool]:
+    """No bias, heads and lengths of the parts, how rows lie, as a memory asks: queries and keys are unit vectors."""
+    return None, [size.heads] * size.parts, [1.0, 1.0, 0.0][: size.parts], 1e-6, False
 
 
 def everything(case: Case, made: list[Tensor]) -> Named:
@@ -245,7 +246,9 @@ def test_it_is_an_operator(parts: int) -> None:
     torch.library.opcheck(operator.rows, (*given, *setting(size)), test_utils=(*SHAPES, NUMBERS))
     given = [x.detach() for x in given]
     bars = [torch.randn_like(x) for x in operator.rows(*given, *setting(size))]
-    torch.library.opcheck(operator.rows_backward, (*given, bars, *setting(size)), test_utils=(*SHAPES, NUMBERS))
+    torch.library.opcheck(
+        operator.rows_backward, (*given, None, bars, *setting(size)[1:]), test_utils=(*SHAPES, NUMBERS)
+    )
 
 
 class TestDeltaRule:
@@ -291,6 +294,34 @@ class TestDeltaRule:
         assert not taken(time=65)
         assert not taken(value_dim=24)
         assert not taken(conv=1)
+
+
+class TestMamba2:
+    """Values, keys and queries of Mamba-2: with a bias, nothing normalised, from a slice of a wider projection."""
+
+    @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+    def test_rows(self, dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        mixer = Mamba2(16, inner=64, head_dim=16, state_dim=32, groups=1, conv=4, chunk=64).to(DEVICE)
+        channels, generator = sum(mixer.widths), torch.Generator().manual_seed(0)
+        wide, tail = (torch.randn(2, count, channels + 9, generator=generator).to(DEVICE, dtype) for count in (64, 3))
+        bars = [torch.randn(2, 64, width, generator=generator).to(DEVICE) for width in mixer.widths]
+
+        def found(precision: torch.dtype, *, ours: bool) -> list[Tensor]:
+            monkeypatch.setattr(mamba2, "lowered", lambda _: ours)
+            monkeypatch.setattr(choice, "takes", lambda *_: ours)
+            own = mixer.to(precision)
+            given = [x.to(precision, copy=True).requires_grad_() for x in (wide, tail[..., :channels])]
+            parts, after = own.convolved(given[0][..., 4 : channels + 4], given[1])
+            assert torch.equal(after, given[0][:, -3:, 4 : channels + 4])
+            loss = torch.stack([(part.double() * bar).sum() for part, bar in zip(parts, bars, strict=True)]).sum()
+            wanted = [*given, *own.conv.parameters()]
+            return [*(part.detach() for part in parts), *torch.autograd.grad(loss, wanted)]
+
+        wanted, made = found(torch.float64, ours=False), found(dtype, ours=True)
+        assert "(rows)" in backend()
+        for one, other in zip(made, wanted, strict=True):
+            assert one.shape == other.shape
+            assert float((one.double() - other).norm() / other.norm()) < bound
 
 
 def test_who_is_taken() -> None:

@@ -24,11 +24,12 @@ WARPS = 4
 
 
 class Projections(NamedTuple):
-    """One call; everything in one piece."""
+    """One call; everything in one piece, but that tokens of projections may be part of something wider."""
 
     projected: Tensor  # [batch, time, all heads × width]
     weight: Tensor  # [taps, all heads × width]
     tail: Tensor  # [batch, taps - 1, all heads × width], of what came before
+    bias: Tensor | None  # [all heads × width]
     heads: Sequence[int]
     """Of each part."""
     lengths: Sequence[float]
@@ -49,7 +50,8 @@ class Projections(NamedTuple):
     def span(self) -> int:
         """Tokens of a walker, a multiple of STEPS: as many as leave enough programs, and no more than there are."""
         batch, time, _ = self.projected.shape
-        tiles = -(-PROGRAMS // (batch * min(self.heads)))
+        # Of a part that has as many heads as the parts have on average.
+        tiles = -(-PROGRAMS * len(self.heads) // (batch * sum(self.heads)))
         # One program goes through the text; or, of so many, the last still has a token to itself.
         steps = -(-time // (STEPS * self.walkers)) if tiles == 1 else (time - 1) // (STEPS * self.walkers * (tiles - 1))
         return STEPS * min(max(steps, 1), SPAN // STEPS)
@@ -74,7 +76,8 @@ class Projections(NamedTuple):
         (time, channels), heads, width = self.projected.shape[1:], self.heads[part], self.width
         strides = (width, heads * width) if self.together else (time * width, width)
         first = sum(self.heads[:part]) * width
-        return first, heads, channels, time, self.tiles, self.span, time * heads * width, *strides
+        walk = self.projected.stride(1), time, self.tiles, self.span
+        return first, heads, channels, *walk, time * heads * width, *strides
 
     def constants(self, part: int) -> dict[str, Any]:
         sizes = {"WALKERS": self.walkers, "WIDTH": self.width, "TAPS": self.weight.shape[0]}
@@ -86,17 +89,18 @@ def forward(given: Projections) -> list[Tensor]:
     """Of each part its rows."""
     made = [given.room(part) for part in range(len(given.heads))]
     for part, rows in enumerate(made):
-        rows_kernel[given.grid(part)](*given[:3], rows, *given.settings(part), **given.constants(part))
+        rows_kernel[given.grid(part)](*given[:4], rows, *given.settings(part), **given.constants(part))
     return made
 
 
-def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Adjoints of projections, weights and tail."""
-    projected_bar, tail_bar = torch.empty_like(given.projected), torch.empty_like(given.tail)
-    sums = given.weight.new_empty(len(given.projected), given.tiles, *given.weight.shape, dtype=torch.float32)
+def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Adjoints of projections, weights, tail and bias."""
+    projected_bar = given.projected.new_empty(given.projected.shape)
+    tail_bar, (taps, channels) = torch.empty_like(given.tail), given.weight.shape
+    sums = given.weight.new_empty(len(given.projected), given.tiles, taps + 1, channels, dtype=torch.float32)
     for part, bar in enumerate(rows_bar):
         rows_backward_kernel[given.grid(part)](
-            *given[:3],
+            *given[:4],
             bar.contiguous(),
             projected_bar,
             sums,
@@ -104,52 +108,65 @@ def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Te
             *given.settings(part),
             **given.constants(part),
         )
-    return projected_bar, sums.sum((0, 1)).to(given.weight.dtype), tail_bar
+    together = sums.sum((0, 1)).to(given.weight.dtype)
+    return projected_bar, together[:-1].clone(), tail_bar, together[-1].clone()
 
 
-GIVEN = "Tensor projected, Tensor weight, Tensor tail"
+def in_pieces(
+    projected: Tensor, weight: Tensor, tail: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """As kernels take them."""
+    _, time, channels = projected.shape
+    sample, token, one = projected.stride()
+    apart = one == 1 and token >= channels and sample == time * token
+    found = projected if apart else projected.contiguous()
+    return found, weight.contiguous(), tail.contiguous(), None if bias is None else bias.contiguous()
+
+
+GIVEN = "Tensor projected, Tensor weight, Tensor tail, Tensor? bias"
+COUNT = 4
 SETTING = "int[] heads, float[] lengths, float epsilon, bool together"
 
 
 @torch.library.custom_op("lockstep::rows", mutates_args=(), schema=f"({GIVEN}, {SETTING}) -> Tensor[]")
-def rows(projected: Tensor, weight: Tensor, tail: Tensor, *setting: Any) -> list[Tensor]:
+def rows(*arguments: Any) -> list[Tensor]:
     """As `forward`: each part convolved from the tail on, activated, and of the length that it is to have."""
     record(NAME)
-    return forward(Projections(projected.contiguous(), weight.contiguous(), tail.contiguous(), *setting))
+    return forward(Projections(*in_pieces(*arguments[:COUNT]), *arguments[COUNT:]))
 
 
 @rows.register_fake
-def _(projected: Tensor, weight: Tensor, tail: Tensor, *setting: Any) -> list[Tensor]:
-    given = Projections(projected, weight, tail, *setting)
+def _(*arguments: Any) -> list[Tensor]:
+    given = Projections(*arguments)
     return [given.room(part) for part in range(len(given.heads))]
 
 
 @torch.library.custom_op(
     "lockstep::rows_backward",
     mutates_args=(),
-    schema=f"({GIVEN}, Tensor[] rows_bar, {SETTING}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({GIVEN}, Tensor[] rows_bar, {SETTING}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def rows_backward(
-    projected: Tensor, weight: Tensor, tail: Tensor, rows_bar: list[Tensor], *setting: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def rows_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `backward`."""
-    given = Projections(projected.contiguous(), weight.contiguous(), tail.contiguous(), *setting)
-    return backward(given, rows_bar)
+    given = Projections(*in_pieces(*arguments[:COUNT]), *arguments[COUNT + 1 :])
+    return backward(given, arguments[COUNT])
 
 
 @rows_backward.register_fake
-def _(projected: Tensor, weight: Tensor, tail: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    bars = [x.new_empty(x.shape) for x in (projected, weight, tail)]
-    return bars[0], bars[1], bars[2]
+def _(projected: Tensor, weight: Tensor, tail: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    projected_bar, weight_bar, tail_bar = (x.new_empty(x.shape) for x in (projected, weight, tail))
+    return projected_bar, weight_bar, tail_bar, weight.new_empty(weight.shape[1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    projected, weight, tail, *ctx.setting = inputs
-    ctx.save_for_backward(projected, weight, tail)
+    ctx.save_for_backward(*inputs[:COUNT])
+    ctx.setting = inputs[COUNT:]
 
 
 def _through(ctx: Any, rows_bar: list[Tensor]) -> tuple[Any, ...]:
-    return *rows_backward(*ctx.saved_tensors, rows_bar, *ctx.setting), *[None] * len(ctx.setting)
+    given = ctx.saved_tensors
+    *bars, bias_bar = rows_backward(*given, rows_bar, *ctx.setting)
+    return *bars, None if given[-1] is None else bias_bar, *[None] * len(ctx.setting)
 
 
 rows.register_autograd(_through, setup_context=_keep)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.kernels.memory.activations import activate
 from lockstep.kernels.record import record
-from lockstep.kernels.rows.walking import convolved, extended, scale_of, taps_of
+from lockstep.kernels.rows.walking import convolved, extended, offset_of, scale_of, taps_of
 
 NAME = "token rows"
 AT_ONCE = 1024
@@ -40,7 +40,7 @@ def make_row(
     x, before = tl.load(projected + wide), ()
     for tap in tl.static_range(TAPS - 1):
         before = extended(before, tl.load(tail + tap * channels + wide))
-    y = activate(convolved(before, x, taps, TAPS), "silu")
+    y = activate(convolved(before, x, taps, offset_of(None, 0, WIDTH), TAPS), "silu")
     y *= tl.where(unit, scale_of(y, EPSILON), 1.0)
     tl.store(row + wide, y.to(row.dtype.element_ty))
     tl.debug_barrier()  # all of the tail is read before any of it is written

@@ -57,6 +57,7 @@ def tokens_before(
     start: tl.tensor,  # [WALKERS]
     time: int,
     stride: int,
+    tail_stride: int,
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
 ) -> tl.tuple:
@@ -64,7 +65,7 @@ def tokens_before(
     before = ()
     for tap in tl.static_range(TAPS - 1):
         at = start - (TAPS - 1) + tap
-        carried = tl.load(tail + spots(at + TAPS - 1, stride, WIDTH), mask=(at < 0)[:, None], other=0.0)
+        carried = tl.load(tail + spots(at + TAPS - 1, tail_stride, WIDTH), mask=(at < 0)[:, None], other=0.0)
         x = token(tokens, at, time, stride, WIDTH)
         before = extended(before, tl.where((at < 0)[:, None], carried.to(x.dtype), x))
     return before
@@ -80,9 +81,19 @@ def taps_of(weight: tl.tensor, stride: int, WIDTH: tl.constexpr, TAPS: tl.conste
 
 
 @triton.jit
-def convolved(before: tl.tuple, x: tl.tensor, taps: tl.tuple, TAPS: tl.constexpr) -> tl.tensor:
+def offset_of(bias: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
+    """The bias of a head, [1, WIDTH], in 32 bits."""
+    if bias is None:
+        offset = tl.zeros([1, WIDTH], tl.float32)
+    else:
+        offset = tl.load(bias + column + tl.arange(0, WIDTH)[None, :]).to(tl.float32)
+    return offset
+
+
+@triton.jit
+def convolved(before: tl.tuple, x: tl.tensor, taps: tl.tuple, offset: tl.tensor, TAPS: tl.constexpr) -> tl.tensor:
     """In 32 bits, [WALKERS, WIDTH]."""
-    z = x.to(tl.float32) * taps[TAPS - 1]
+    z = offset + x.to(tl.float32) * taps[TAPS - 1]
     for tap in tl.static_range(TAPS - 1):
         z += before[tap].to(tl.float32) * taps[tap]
     return z
@@ -108,7 +119,7 @@ def through_output(z: tl.tensor, bar: tl.tensor, LENGTH: tl.constexpr, EPSILON: 
     """The adjoint of what a convolution said, from that of the row."""
     s, slope = activated_and_slope(z, "silu")
     bar = bar.to(tl.float32)
-    if LENGTH:
+    if LENGTH != 0:
         scale = scale_of(s, EPSILON)
         y = s * scale
         bar = (bar - y * tl.sum(bar * y, axis=1, keep_dims=True)) * (scale * LENGTH)
@@ -117,11 +128,12 @@ def through_output(z: tl.tensor, bar: tl.tensor, LENGTH: tl.constexpr, EPSILON: 
 
 @triton.jit
 def with_share(sums: tl.tuple, z_bar: tl.tensor, before: tl.tuple, x: tl.tensor, TAPS: tl.constexpr) -> tl.tuple:
-    """Sums of the weights' adjoints, [WALKERS, WIDTH] each, with those by one more output of each walker."""
+    """Sums of the adjoints of weights and bias, [WALKERS, WIDTH] each, with those by one more output of each walker."""
     more = ()
     for tap in tl.static_range(TAPS - 1):
         more = extended(more, sums[tap] + z_bar * before[tap].to(tl.float32))
-    return extended(more, sums[TAPS - 1] + z_bar * x.to(tl.float32))
+    more = extended(more, sums[TAPS - 1] + z_bar * x.to(tl.float32))
+    return extended(more, sums[TAPS] + z_bar)
 
 
 @triton.jit
@@ -135,13 +147,15 @@ def zeros(COUNT: tl.constexpr, WALKERS: tl.constexpr, WIDTH: tl.constexpr) -> tl
 
 @triton.jit
 def rows_kernel(
-    projected: tl.tensor,  # [batch, time, channels]
+    projected: tl.tensor,  # [batch, time, channels], tokens `stride` apart
     weight: tl.tensor,  # [TAPS, channels]
     tail: tl.tensor,  # [batch, TAPS - 1, channels]
+    bias: tl.tensor,  # [channels]
     rows: tl.tensor,  # [WIDTH] numbers of each token of each head of each sample, so far apart: what comes out
     first: int,
     heads: int,
     channels: int,
+    stride: int,
     time: int,
     tiles: int,
     span: int,
@@ -158,18 +172,19 @@ def rows_kernel(
     """One program is one head of a part, whose channels begin at `first`, and WALKERS × `span` tokens of a sample."""
     head, tile = tl.program_id(0) % heads, tl.program_id(0) // heads
     sample, column = (tile // tiles).to(tl.int64), first + head * WIDTH
-    projected += sample * time * channels + column
+    projected += sample * time * stride + column
     tail += sample * (TAPS - 1) * channels + column
     rows += sample * sample_stride + head.to(tl.int64) * head_stride
     start = ((tile % tiles) * WALKERS + tl.arange(0, WALKERS)) * span
     taps = taps_of(weight + column, channels, WIDTH, TAPS)
-    before = tokens_before(projected, tail, start, time, channels, WIDTH, TAPS)
+    offset = offset_of(bias, column, WIDTH)
+    before = tokens_before(projected, tail, start, time, stride, channels, WIDTH, TAPS)
     for step in range(0, span, STEPS):
-        here = next_tokens(projected, start + step, time, channels, WIDTH, STEPS)
+        here = next_tokens(projected, start + step, time, stride, WIDTH, STEPS)
         for i in tl.static_range(STEPS):
             at = start + step + i
-            y = activate(convolved(before, here[i], taps, TAPS), "silu")
-            if LENGTH:
+            y = activate(convolved(before, here[i], taps, offset, TAPS), "silu")
+            if LENGTH != 0:
                 y *= scale_of(y, EPSILON) * LENGTH
             put(rows, at, token_stride, y, at < time)
             before = extended(before[1:], here[i])
@@ -177,16 +192,18 @@ def rows_kernel(
 
 @triton.jit
 def rows_backward_kernel(
-    projected: tl.tensor,  # [batch, time, channels]
+    projected: tl.tensor,  # [batch, time, channels], tokens `stride` apart
     weight: tl.tensor,  # [TAPS, channels]
     tail: tl.tensor,  # [batch, TAPS - 1, channels]
+    bias: tl.tensor,  # [channels]
     rows_bar: tl.tensor,  # as the rows
-    projected_bar: tl.tensor,  # as the first three: what comes out
-    weight_bar: tl.tensor,  # [batch, tiles, TAPS, channels] in 32 bits
+    projected_bar: tl.tensor,  # as the projections, in one piece: what comes out
+    weight_bar: tl.tensor,  # [batch, tiles, TAPS + 1, channels] in 32 bits: of the weights, then of the bias
     tail_bar: tl.tensor,
     first: int,
     heads: int,
     channels: int,
+    stride: int,
     time: int,
     tiles: int,
     span: int,
@@ -203,34 +220,35 @@ def rows_backward_kernel(
     """The same programs. After each token of a walk, the one TAPS - 1 before it has all of its adjoint."""
     head, tile = tl.program_id(0) % heads, tl.program_id(0) // heads
     sample, column = (tile // tiles).to(tl.int64), first + head * WIDTH
-    projected += sample * time * channels + column
+    projected += sample * time * stride + column
     projected_bar += sample * time * channels + column
     tail += sample * (TAPS - 1) * channels + column
     tail_bar += sample * (TAPS - 1) * channels + column
     rows_bar += sample * sample_stride + head.to(tl.int64) * head_stride
-    weight_bar += tile.to(tl.int64) * TAPS * channels + column
+    weight_bar += tile.to(tl.int64) * (TAPS + 1) * channels + column
     start = ((tile % tiles) * WALKERS + tl.arange(0, WALKERS)) * span
     taps = taps_of(weight + column, channels, WIDTH, TAPS)
-    before = tokens_before(projected, tail, start, time, channels, WIDTH, TAPS)
-    bars, sums = zeros(TAPS - 1, WALKERS, WIDTH), zeros(TAPS, WALKERS, WIDTH)
+    offset = offset_of(bias, column, WIDTH)
+    before = tokens_before(projected, tail, start, time, stride, channels, WIDTH, TAPS)
+    bars, sums = zeros(TAPS - 1, WALKERS, WIDTH), zeros(TAPS + 1, WALKERS, WIDTH)
     # As far as to the walk's own first token: what has its adjoint before it is the tail, or of another walk.
-    xs = next_tokens(projected, start, time, channels, WIDTH, TAPS - 1)
+    xs = next_tokens(projected, start, time, stride, WIDTH, TAPS - 1)
     ys_bar = next_tokens(rows_bar, start, time, token_stride, WIDTH, TAPS - 1)
     for i in tl.static_range(TAPS - 1):
-        z_bar = through_output(convolved(before, xs[i], taps, TAPS), ys_bar[i], LENGTH, EPSILON)
+        z_bar = through_output(convolved(before, xs[i], taps, offset, TAPS), ys_bar[i], LENGTH, EPSILON)
         put(tail_bar, start + i, channels, gathered(bars, z_bar, taps, TAPS), start == 0)
         sums = with_share(sums, tl.where(i < span, z_bar, 0.0), before, xs[i], TAPS)
         before, bars = extended(before[1:], xs[i]), extended(bars[1:], z_bar)
     for step in range(0, span, STEPS):
         at = start + step
-        here = next_tokens(projected, at + TAPS - 1, time, channels, WIDTH, STEPS)
+        here = next_tokens(projected, at + TAPS - 1, time, stride, WIDTH, STEPS)
         here_bar = next_tokens(rows_bar, at + TAPS - 1, time, token_stride, WIDTH, STEPS)
         for i in tl.static_range(STEPS):
-            z_bar = through_output(convolved(before, here[i], taps, TAPS), here_bar[i], LENGTH, EPSILON)
+            z_bar = through_output(convolved(before, here[i], taps, offset, TAPS), here_bar[i], LENGTH, EPSILON)
             put(projected_bar, at + i, channels, gathered(bars, z_bar, taps, TAPS), at + i < time)
             # Of outputs after the walk, the share in the weights' adjoints is counted in the next.
             counted = tl.where(step + i + TAPS - 1 < span, z_bar, 0.0)
             sums = with_share(sums, counted, before, here[i], TAPS)
             before, bars = extended(before[1:], here[i]), extended(bars[1:], z_bar)
-    for tap in tl.static_range(TAPS):
+    for tap in tl.static_range(TAPS + 1):
         tl.store(weight_bar + tap * channels + tl.arange(0, WIDTH), tl.sum(sums[tap], axis=0))

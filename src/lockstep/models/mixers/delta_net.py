@@ -78,7 +78,7 @@ class DeltaNet(Mixer):
         assert isinstance(tail, Tensor)
         heads = [self.heads, self.heads, self.widths[2] // self.key_dim]
         lengths = [self.key_dim**-0.5, 1.0, 0.0]
-        queries, keys, values = rows(qkv, self.conv.weight[:, 0], tail, heads, lengths, UNIT_EPSILON, True)
+        queries, keys, values = rows(qkv, self.conv.weight[:, 0], tail, None, heads, lengths, UNIT_EPSILON, True)
         values = values.flatten(2).unflatten(2, (self.heads, self.value_dim))
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), tail_after(qkv, tail)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.recurrences.decayed import CHUNK, lowered
+from lockstep.kernels.rows import choice
 from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
-from lockstep.models.mixers.convolution import ShortConvolution
+from lockstep.models.mixers.convolution import ShortConvolution, tail_after
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.rates import draw_rate_bias
 from lockstep.models.recurrences.decayed import decayed, decayed_flops
@@ -73,13 +77,26 @@ class Mamba2(Mixer):
 
     def rows(self, mixed: Tensor, rates: Tensor, tail: Tensor) -> tuple[Rows, Tensor]:
         """From projections [batch, time, …], and the tail after them."""
-        mixed, tail = self.conv(mixed, tail)
-        values, keys, queries = (part.to(self.exact) for part in F.silu(mixed).split(self.widths, dim=-1))
+        parts, tail = self.convolved(mixed, tail)
+        values, keys, queries = (part.to(self.exact) for part in parts)
         values = values.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
         keys, queries = (part.unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in (keys, queries))
         rate = F.softplus(rates.to(self.exact) + self.rate_bias).transpose(1, 2)
         log_keep = -self.log_decay.to(self.exact).exp()[:, None] * rate
         return Rows(values, values * rate[..., None], keys, queries, log_keep), tail
+
+    def convolved(self, mixed: Tensor, tail: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """Values, keys and queries [batch, time, …], activated, and the tail after them."""
+        width = math.gcd(*self.widths, choice.WIDEST)
+        if mixed.shape[1] % CHUNK or not lowered(mixed) or not choice.takes(mixed, width, self.conv.width):
+            mixed, tail = self.conv(mixed, tail)
+            return F.silu(mixed).split(self.widths, dim=-1), tail
+        # Triton is needed where it is used alone.
+        from lockstep.kernels.rows.operator import rows
+
+        heads = [count // width for count in self.widths]
+        made = rows(mixed, self.conv.weight[:, 0], tail, self.conv.bias, heads, [0.0] * len(heads), 0.0, True)
+        return [part.flatten(2) for part in made], tail_after(mixed, tail)
 
     def gated(self, reads: Tensor, values: Tensor, gate: Tensor) -> Tensor:
         said = torch.addcmul(reads, values, self.skip[:, None, None].to(self.exact)).transpose(1, 2).flatten(2)

@@ -151,7 +151,7 @@ class NeuralMemory(nn.Module):
         assert self.conv is not None
         assert isinstance(tail, Tensor)
         weight = self.conv.weight[:, 0, : projected.shape[-1]]
-        made = rows(projected, weight, tail, [self.heads] * len(lengths), lengths, UNIT_EPSILON, False)
+        made = rows(projected, weight, tail, None, [self.heads] * len(lengths), lengths, UNIT_EPSILON, False)
         return *(x.unflatten(0, (-1, self.heads)) for x in made), tail_after(projected, tail)
 
     def in_place(self, projected: Tensor) -> bool:
