@@ -93,8 +93,8 @@ def forward(given: Projections) -> list[Tensor]:
     return made
 
 
-def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Adjoints of projections, weights, tail and bias."""
+def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Adjoints of projections, of weights and bias [taps + 1, all heads × width], and of the tail."""
     projected_bar = given.projected.new_empty(given.projected.shape)
     tail_bar, (taps, channels) = torch.empty_like(given.tail), given.weight.shape
     sums = given.weight.new_empty(len(given.projected), given.tiles, taps + 1, channels, dtype=torch.float32)
@@ -108,8 +108,7 @@ def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Te
             *given.settings(part),
             **given.constants(part),
         )
-    together = sums.sum((0, 1)).to(given.weight.dtype)
-    return projected_bar, together[:-1].clone(), tail_bar, together[-1].clone()
+    return projected_bar, sums.sum((0, 1)).to(given.weight.dtype), tail_bar
 
 
 def in_pieces(
@@ -144,18 +143,18 @@ def _(*arguments: Any) -> list[Tensor]:
 @torch.library.custom_op(
     "lockstep::rows_backward",
     mutates_args=(),
-    schema=f"({GIVEN}, Tensor[] rows_bar, {SETTING}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({GIVEN}, Tensor[] rows_bar, {SETTING}) -> (Tensor, Tensor, Tensor)",
 )
-def rows_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def rows_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """As `backward`."""
     given = Projections(*in_pieces(*arguments[:COUNT]), *arguments[COUNT + 1 :])
     return backward(given, arguments[COUNT])
 
 
 @rows_backward.register_fake
-def _(projected: Tensor, weight: Tensor, tail: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    projected_bar, weight_bar, tail_bar = (x.new_empty(x.shape) for x in (projected, weight, tail))
-    return projected_bar, weight_bar, tail_bar, weight.new_empty(weight.shape[1])
+def _(projected: Tensor, weight: Tensor, tail: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    taps, channels = weight.shape
+    return projected.new_empty(projected.shape), weight.new_empty(taps + 1, channels), tail.new_empty(tail.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -165,8 +164,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _through(ctx: Any, rows_bar: list[Tensor]) -> tuple[Any, ...]:
     given = ctx.saved_tensors
-    *bars, bias_bar = rows_backward(*given, rows_bar, *ctx.setting)
-    return *bars, None if given[-1] is None else bias_bar, *[None] * len(ctx.setting)
+    projected_bar, learned_bar, tail_bar = rows_backward(*given, rows_bar, *ctx.setting)
+    bias_bar = None if given[-1] is None else learned_bar[-1]
+    return projected_bar, learned_bar[:-1], tail_bar, bias_bar, *[None] * len(ctx.setting)
 
 
 rows.register_autograd(_through, setup_context=_keep)
