@@ -122,7 +122,7 @@ def by_torch(given: Given, size: Size) -> tuple[Tensor, looking.Cache]:
         seen = torch.cat([torch.ones(size.persistent, dtype=torch.bool, device=DEVICE), *[ahead] * size.rows])
         group = size.heads // size.kv_heads
         all_keys, all_values = (x[sample].double().repeat_interleave(group, dim=0) for x in (keys, values))
-        scores = (turned(query.double())[:, None] @ all_keys.mT * size.width**-0.5)[:, 0]
+        scores = (turned(query.float()).double()[:, None] @ all_keys.mT * size.width**-0.5)[:, 0]
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         reads.append((weights[:, None] @ all_values).flatten())
     return torch.stack(reads)[:, None], looking.Cache(keys, values, given.cache.position + 1)
