@@ -4,6 +4,7 @@
     python benchmarks/gpu.py training --contestants transformer++,titans-lmm --lengths 4096,16384 --rounds 3
     python benchmarks/gpu.py training --profile titans-lmm --lengths 4096
     python benchmarks/gpu.py decoding --contestants transformer++,titans-lmm --lengths 1024,65536
+    python benchmarks/gpu.py decoding --profile titans-lmm --lengths 1024
     python benchmarks/gpu.py training --device cpu --no-compile --size 32/1/2 --tokens 256 --lengths 128 --rounds 1
 
 training  tokens per second and peak memory of forward, loss, backward and AdamW, and the share that the FLOPs which
@@ -82,9 +83,12 @@ def train(asked: argparse.Namespace, tflops: float) -> list[dict[str, Any]]:
 
 
 def decode(asked: argparse.Namespace, _: float) -> list[dict[str, Any]]:
-    """The table of decoding."""
+    """The table of decoding, or the kernels of one contestant."""
     lines: list[dict[str, Any]] = []
-    for case in gpu_decoding.cases(asked.lengths, asked.several):
+    cases = gpu_decoding.cases(asked.lengths, asked.several)
+    if asked.profile is not None:
+        return [gpu_decoding.show_kernels(asked.profile, case, asked) for case in cases]
+    for case in cases:
         shortest = [line for line in lines if line["length"] == 1024 and line["batch"] == 1 and "error" not in line]
         before = {line["contestant"]: line["milliseconds_per_token"] / 1e3 for line in shortest}
         lines += gpu_decoding.measure(case, asked, before)
@@ -120,7 +124,6 @@ def add_training(measurements: Any) -> None:
     training.set_defaults(measurement=train)
     usual = ",".join(str(case.length) for case in CASES if not case.alone)
     add_shared(training, NAMES, f"of a sequence (default: {usual}, and what --batch1 adds)")
-    training.add_argument("--profile", type=one_of(NAMES), metavar="NAME", help="only its kernels, by time")
     training.add_argument("--batch1", action="store_true", help=f"one sequence of {LONGEST} tokens, after --lengths")
     tokens = f"{TOKENS}, and {MORE_TOKENS} from a length of {LONG} on"
     training.add_argument("--tokens", type=number, help=f"of a step, whatever the length (default: {tokens})")
@@ -160,6 +163,7 @@ def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: s
     add = parser.add_argument
     add("--contestants", type=listed(one_of(known)), metavar="NAME,...", help="only these (default: see below)")
     add("--lengths", type=listed(number), metavar="NUMBER,...", help=lengths)
+    add("--profile", type=one_of(known), metavar="NAME", help="only its kernels, by time")
     add("--rounds", type=number, default=5, help="turns that each contestant takes (default: %(default)s)")
     full = "/".join(map(str, Size()))
     add("--size", type=size, default=full, help="dim/depth/heads, for a trial (default: %(default)s)")

@@ -25,7 +25,7 @@ from gpu_contestants import (
     guest,
     specification,
 )
-from gpu_training import GUESTS_AT, in_one_line, times, verdict
+from gpu_training import GUESTS_AT, emit_kernels, in_one_line, times, verdict
 from guests import Guest, GuestDecoder
 from side_by_side import emit, paired, say
 from torch import Tensor
@@ -140,6 +140,21 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
             line |= results(name, ready, case, before)
         emit(line)
     return list(lines.values())
+
+
+@torch.inference_mode()
+def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, Any]:
+    """One contestant's kernels, those that take the longest first; times and counts are per token. Its own line."""
+    say(f"{in_words(case)}: {name} warms up")
+    line: dict[str, Any] = {"name": "profile", "contestant": name, **case._asdict()}
+    try:
+        writer = prepared(name, case, asked)
+    except Exception as error:
+        line["error"] = in_one_line(error)
+        emit(line)
+        return line
+    emit_kernels(line | {"backend": backend()}, writer.write, DECODED, asked.device)
+    return line
 
 
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:

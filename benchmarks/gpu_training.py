@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -227,16 +227,19 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
         emit(line)
         return line
     one.step()
-    seconds = seconds_of(one.step, asked.steps, asked.device)
-    spent = kernels_of(one.step, asked.steps, asked.device)
-    busy = sum(kernel.seconds for kernel in spent)
-    line |= {"batch": one.batch, "backend": backend()}
-    line |= {"milliseconds": 1e3 * seconds, "milliseconds_busy": 1e3 * busy / asked.steps}
-    emit(line)
-    for kernel in spent[:TOP_KERNELS]:
-        times = {"milliseconds": 1e3 * kernel.seconds / asked.steps, "count": kernel.calls / asked.steps}
-        emit({"share": kernel.seconds / busy, **times, "kernel": kernel.name})
+    emit_kernels(line | {"batch": one.batch, "backend": backend()}, one.step, asked.steps, asked.device)
     return line
+
+
+def emit_kernels(line: Mapping[str, Any], step: Callable[[], object], steps: int, device: torch.device) -> None:
+    """The line with the time of a step, and one for each of its longest kernels."""
+    seconds, spent = seconds_of(step, steps, device), kernels_of(step, steps, device)
+    busy, count = sum(kernel.seconds for kernel in spent), sum(kernel.calls for kernel in spent)
+    facts = {"milliseconds": 1e3 * seconds, "milliseconds_busy": 1e3 * busy / steps, "kernels": count / steps}
+    emit({**line, **facts})
+    for kernel in spent[:TOP_KERNELS]:
+        times = {"milliseconds": 1e3 * kernel.seconds / steps, "count": kernel.calls / steps}
+        emit({"share": kernel.seconds / busy, **times, "kernel": kernel.name})
 
 
 def compilations() -> tuple[int, int]:

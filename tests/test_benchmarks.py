@@ -349,6 +349,16 @@ def test_decoding_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
     assert [line.split()[0] for line in said.splitlines()[-6:]] == list(competing) * 2
 
 
+def test_a_profile_of_decoding_counts_by_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "cpu", "--no-compile", "--size", "32/1/2", "--rounds", "1", "--lengths", "16"]
+    assert module("gpu").main(["decoding", *words, "--profile", "transformer++"]) == 0
+    _, head, *kernels = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (head["contestant"], head["length"], head["batch"]) == ("transformer++", 16, 1)
+    assert head["kernels"] > len(kernels)
+    # As in training, but for the way back.
+    assert {line["kernel"]: line for line in kernels}["aten::mm"]["count"] == 5
+
+
 def test_bars_judge_decoding() -> None:
     decoding = module("gpu_decoding")
 
