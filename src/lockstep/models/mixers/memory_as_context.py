@@ -100,21 +100,18 @@ class MemoryAsContext(Mixer):
         if state is None:
             return self.run(x, self.initial_state(x.shape[0]), 0)  # type: ignore[no-any-return] # see there
         if x.shape[1] == 1:
-            return self.walk(x, state, state.position)
+            return self.one_token(x, state)
         return self.run(x, state, state.position)  # type: ignore[no-any-return] # see there
 
     # One after the other, segments are compiled as one: a graph of all would take minutes for a long text.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator] # torch leaves it untyped
     def run(self, x: Tensor, state: ContextState, position: Tensor | int) -> tuple[Tensor, ContextState]:
-        return self.walk(x, state, position)
-
-    def walk(self, x: Tensor, state: ContextState, position: Tensor | int) -> tuple[Tensor, ContextState]:
         """`step`, from where all samples stand, if that is known."""
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
         rows, tail = self.rows(x, inside, state.tail)
         state = state._replace(tail=tail)
         pinned = (state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]) if self.persistent else ()
-        pieces = list(self.pieces(position, x.shape[1], x.device))
+        pieces = list(self.pieces(position, x.shape[1]))
         sizes = [piece.size for piece in pieces]
         attended, reads = [], []
         for piece, part, brought in zip(pieces, x.split(sizes, dim=1), rows.split(sizes), strict=True):
@@ -123,16 +120,21 @@ class MemoryAsContext(Mixer):
             reads.append(said)
         return self.joined(attended, reads), state
 
+    def one_token(self, x: Tensor, state: ContextState) -> tuple[Tensor, ContextState]:
+        """`step` of one, as one graph: nobody is asked where the samples stand."""
+        rows, tail = self.rows(x, state.position[:, None] % self.segment, state.tail)
+        # Not by _replace, as below.
+        state = ContextState(*state[:3], tail, *state[4:])
+        attended, said, state = self.within_segment(x, rows, None, (), state)
+        return self.joined([attended], [said]), state
+
     def rows(self, x: Tensor, inside: Tensor, tail: Tail) -> tuple[Rows, Tail]:
         """What the tokens bring, and the tail after them."""
         asking, tail = (None, ()) if self.memory is None else self.memory.asking(x, tail)
         return Rows(self.attention.qkv(x), asking, inside), tail
 
-    def pieces(self, position: Tensor | int, time: int, device: torch.device) -> Iterator[Piece]:
+    def pieces(self, position: Tensor | int, time: int) -> Iterator[Piece]:
         """Cut the time where a segment begins in any sample."""
-        if isinstance(position, Tensor) and time == 1 and device.type != "cpu":
-            yield Piece(1, None)  # asking where the samples stand would make the device wait
-            return
         places = [position] if isinstance(position, int) else position.tolist()
         phases, done = {at % self.segment for at in places}, 0
         while done < time:
