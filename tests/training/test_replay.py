@@ -25,9 +25,9 @@ needs_gpu = pytest.mark.skipif(not ON_A_GPU, reason="needs a CUDA device, and LO
 class Learner:
     """A model with a parameter that nothing uses, whose steps are of two micro-batches."""
 
-    def __init__(self, *, replayed: bool, waits: bool = False) -> None:
+    def __init__(self, *, replayed: bool, waits: bool = False, dropout: float = 0.0) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).to(DEVICE)
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 8)).to(DEVICE)
         self.idle = nn.Parameter(torch.ones(3, device=DEVICE))
         self.waits = waits
         parameters = [*self.model.parameters(), self.idle]
@@ -92,6 +92,17 @@ def test_recordings_can_be_given_back() -> None:
         replayed.gradients.forget()
         assert not replayed.gradients.recordings
         assert all(parameter.grad is None for parameter in replayed.gradients.parameters)
+
+
+@needs_gpu
+def test_random_numbers_are_those_of_the_step() -> None:
+    """Drawn again when a step is replayed, as they would be call by call; also after somebody else's recording failed."""
+    replayed, plain = Learner(replayed=True, dropout=0.5), Learner(replayed=False, dropout=0.5)
+    assert replayed.steps(WARM + 3) == plain.steps(WARM + 3)
+    with pytest.warns(UserWarning, match="not replayed as a CUDA graph"):
+        Learner(replayed=True, waits=True).steps(WARM + 3)
+    assert replayed.gradients.recordings
+    assert replayed.steps(4) == plain.steps(4)
 
 
 @pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.skipif(ON_A_GPU, reason="it can be"))])
