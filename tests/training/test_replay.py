@@ -96,7 +96,7 @@ def test_recordings_can_be_given_back() -> None:
 
 @needs_gpu
 def test_random_numbers_are_those_of_the_step() -> None:
-    """Drawn again when a step is replayed, as they would be call by call; also after somebody else's recording failed."""
+    """Drawn again when a step is replayed, as they would be call by call; also after another recording failed."""
     replayed, plain = Learner(replayed=True, dropout=0.5), Learner(replayed=False, dropout=0.5)
     assert replayed.steps(WARM + 3) == plain.steps(WARM + 3)
     with pytest.warns(UserWarning, match="not replayed as a CUDA graph"):
