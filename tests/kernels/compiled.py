@@ -68,8 +68,8 @@ BROUGHT = {"token rows": [(64, 4, True), (128, 8, False), (16, 2, True)]}
 """The same, and whether gates are made with them."""
 WINDOWS = {"window": [(1, 64, 4, 16), (2, 64, 0, 32), (1, 128, 16, 0), (1, 32, 4, 8), (1, 16, 4, 4)]}
 """Heads that share keys, their width, persistent tokens, and pairs that turn."""
-CACHES = {"look": [(1, 64, 1024), (4, 128, 65)]}
-"""Heads that share keys, their width, and slots."""
+CACHES = {"look": [(1, 64, 1024, 16), (4, 128, 65, 32), (1, 64, 65, 0)]}
+"""Heads that share keys, their width, slots, and pairs that turn."""
 TOKENS = {
     "token": [
         (1, 128, MemorySpec(**WHOLE)),
@@ -232,14 +232,15 @@ def attend(group: int, width: int, persistent: int, pairs: int) -> None:
     window.run(qkv, said, (own[0], own[1]), turns, 64).float().sum().backward()
 
 
-def look(group: int, width: int, slots: int) -> None:
+def look(group: int, width: int, slots: int, pairs: int) -> None:
     """One token's attention over a cache, likewise."""
+    rates = torch.ones(pairs) if pairs else None
     for count in (1, 2):
         qkv = torch.randn(1, 1, (group + 2) * HEADS * width).bfloat16()
         said = torch.randn(1, 1, 2 * HEADS * width).bfloat16() if count == 2 else None
         keys, values = (torch.randn(1, HEADS, 4 + count * slots, width).bfloat16() for _ in range(2))
         cache = looking.Cache(keys, values, torch.zeros(1, dtype=torch.int64))
-        looking.run(qkv, said, cache, torch.ones(width // 4), group * HEADS, 4, segmented=count == 2)
+        looking.run(qkv, said, cache, rates, group * HEADS, 4, segmented=count == 2)
 
 
 def make_rows(width: int, taps: int) -> None:

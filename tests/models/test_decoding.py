@@ -18,6 +18,9 @@ from lockstep.models.state import State, map_state, named_tensors, stack
 
 ON_A_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_A_GPU else "cpu"
+CLOSE = 1e-3 if ON_A_GPU else 1e-5
+"""Kernels sum in another order, and random memories make a thousand times as much of a rounding as it was: float32 is
+3e-4 away from float64 after eleven tokens of the titans-lmm below."""
 CHUNK, DECODED = 4, 11
 TITANS: dict[str, Any] = {"chunk": CHUNK, "segment": 2 * CHUNK, "window": 5, "persistent": 2}
 MODELS: dict[str, dict[str, Any]] = {
@@ -65,12 +68,12 @@ def test_what_step_says(name: str) -> None:
     for place in range(DECODED):
         found = decoder.step(following[:, place, None])
         logits, state = decoded.step(following[:, place, None], state)
-        torch.testing.assert_close(found, logits[:, -1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found, logits[:, -1], rtol=CLOSE, atol=CLOSE)
         if place == 0:
             first = state
     assert (decoder.recording is not None) == ON_A_GPU
     for (_, mine), (_, theirs) in zip(named_tensors(decoder.state), named_tensors(state), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine, theirs, rtol=CLOSE, atol=CLOSE)
     # What `step` itself made is still what it was, and so is what the decoder began with.
     again = decoded.step(following[:, :1], before)[1]
     for (_, mine), (_, theirs) in zip(named_tensors(first), named_tensors(again), strict=True):

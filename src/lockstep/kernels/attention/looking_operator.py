@@ -21,12 +21,13 @@ def turned(row: tl.tensor, place: tl.tensor, rates: tl.tensor, HALF: tl.constexp
     """A query or key [WIDTH] in 32 bits, its first 2 × HALF numbers turned by its place."""
     wide = tl.arange(0, WIDTH)
     x = tl.load(row + wide).to(tl.float32)
-    if HALF == 0:
-        return x
-    turning, left = wide < 2 * HALF, wide < HALF
-    other = tl.load(row + tl.where(left, wide + HALF, wide - HALF), mask=turning, other=0.0).to(tl.float32)
-    angle = place.to(tl.float32) * tl.load(rates + wide % HALF, mask=turning, other=0.0)
-    return x * tl.cos(angle) + tl.where(left, -other, other) * tl.sin(angle)
+    # Not by an early return, behind which Triton would still compile what takes a remainder by zero.
+    if HALF > 0:
+        turning, left = wide < 2 * HALF, wide < HALF
+        other = tl.load(row + tl.where(left, wide + HALF, wide - HALF), mask=turning, other=0.0).to(tl.float32)
+        angle = place.to(tl.float32) * tl.load(rates + wide % HALF, mask=turning, other=0.0)
+        x = x * tl.cos(angle) + tl.where(left, -other, other) * tl.sin(angle)
+    return x
 
 
 @triton.jit

@@ -154,7 +154,7 @@ class Token(NamedTuple):
 
     @property
     def gates(self) -> int:
-        return 0 if self.gate_weight is None else self.gate_weight.shape[0] // self.heads + (not self.decay)
+        return 0 if self.gate_weight is None else self.gate_weight.shape[0] // self.heads + int(not self.decay)
 
     def room(self) -> tuple[Tensor, Tensor]:
         """For rows and gates."""
