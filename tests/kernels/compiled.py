@@ -186,6 +186,7 @@ def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
     _, state = token.run(queries, keys, values, gates, state, spec, outer)
     token.run_over(queries, keys, values, gates, state, spec, outer)
     token.recall(queries, state.weights, spec, outer)
+    token.replace(state.weights, state.weights, state.position, 64)
 
 
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:

@@ -27,6 +27,7 @@ from tests.memory.cases import Case, Fields
 pytest.importorskip("triton")
 
 from lockstep.kernels.memory import token_operator as operator
+from lockstep.kernels.memory.token_standing import stand_
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
@@ -257,6 +258,22 @@ def test_what_a_standing_memory_says(name: str, dtype: torch.dtype, bound: float
     assert float((found - wanted).norm() / wanted.norm()) < bound
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 16, 32), (4, 1, 40, 128)], ids=str)
+def test_a_standing_memory_is_replaced_where_a_segment_ends(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(2, *shape, generator=generator).to(DEVICE) for _ in range(2))
+    standing, held = (first[0], second[0].mT.contiguous()), (first[1], second[1].mT.contiguous())
+    before = [matrix.clone() for matrix in standing]
+    position = torch.tensor([8, 9, 16, 7])[: shape[0]].to(DEVICE)
+    after = token.replace(standing, held, position, 8)
+    for one, old, new in zip(after, before, held, strict=True):
+        assert torch.equal(one[0], new[0])
+        assert torch.equal(one[1], old[1])
+        assert torch.equal(one[2], new[2])
+        assert torch.equal(one[3:], old[3:])
+    torch.library.opcheck(stand_, (list(standing), list(held), position, 8), test_utils=(*SHAPES, NUMBERS))
+
+
 def test_when_it_is_chosen() -> None:
     """On a GPU, for one token, where no derivative is wanted."""
     case = harsh(MemorySpec(**POINTS["titans"]), SMALL, 1)
@@ -273,6 +290,8 @@ def test_when_it_is_chosen() -> None:
         assert not asked(device="cpu")
         assert not asked(time=2)
         assert not token.takes(case.queries, each_tensor(Tensor.double, case).memory.weights, case.spec)
+        assert not token.replaces(case.memory.weights)
+        assert not token.replaces(())
     assert not asked()
 
 
@@ -289,6 +308,7 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for way, said in logits.items():
         taken = way != "torch"
         monkeypatch.setattr(token, "takes", lambda queries, *_, taken=taken: taken and queries.shape[2] == 1)
+        monkeypatch.setattr(token, "replaces", lambda _, taken=taken: taken)
         decoder, going = Decoder(model, state), state
         for place in range(28, 40):
             if way == "decoder":
@@ -297,6 +317,6 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
                 read, going = model.step(tokens[:, place, None], going)
                 said.append(read[:, -1])
     assert "memory token" in backend()
-    assert ("recall token" in backend()) == (name == "titans-mac")
+    assert ("recall token" in backend()) == ("standing" in backend()) == (name == "titans-mac")
     for way in ("step", "decoder"):
         torch.testing.assert_close(torch.stack(logits[way]), torch.stack(logits["torch"]), rtol=1e-3, atol=1e-4)

@@ -154,6 +154,21 @@ def recall(queries: Tensor, weights: Matrices, spec: Spec, outer: Outer) -> Tens
     return reads[:, :, None]
 
 
+def replaces(standing: Matrices) -> bool:
+    """Whether a kernel should replace the memory that stands for a segment, if a token has ended it."""
+    if not standing or standing[0].device.type != "cuda" or not INSTALLED or not allows("triton"):
+        return False
+    return len(standing) == 2 and standing[0].numel() == standing[1].numel() and not torch.is_grad_enabled()
+
+
+def replace(standing: Matrices, held: Matrices, position: Tensor, segment: int) -> Matrices:
+    """It, written over by what is held now in samples whose `position` [batch] is at the end of a segment."""
+    from lockstep.kernels.memory.token_standing import stand_
+
+    stand_(list(standing), [matrix.contiguous() for matrix in held], position, segment)
+    return standing
+
+
 def separate(state: State) -> bool:
     """Whether no two tensors of a state are one, and each lies in one piece."""
     tensors = [*state.point, *state.weights, *state.velocity, state.position]

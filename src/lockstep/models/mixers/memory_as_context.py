@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.memory import token
 from lockstep.memory.ownership import is_given_up
 from lockstep.memory.recomputation import as_operand, never_kept
 from lockstep.memory.types import Weights
@@ -239,6 +240,8 @@ class MemoryAsContext(Mixer):
         held = memory.memory.weights
         if phase is not None:
             return held if phase + inside.shape[1] == self.segment else standing
+        if is_given_up() and token.replaces(standing):
+            return token.replace(standing, held, memory.memory.position, self.segment)
         ended = (inside[:, -1] + 1 == self.segment)[:, None, None, None]
         after = tuple(torch.where(ended, new, old) for new, old in zip(held, standing, strict=True))
         return tuple(old.copy_(new) for old, new in zip(standing, after, strict=True)) if is_given_up() else after
