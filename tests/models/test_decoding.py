@@ -102,6 +102,21 @@ def test_caches_that_are_given_up_are_not_copied() -> None:
     assert new.values.data_ptr() == kept.values.data_ptr()
 
 
+@pytest.mark.parametrize("name", ["transformer++", "lstm", "mamba2", "titans-mac"])
+@torch.inference_mode()
+def test_going_back(name: str) -> None:
+    """To a state that was kept: the same tokens say the same again, by the same recording."""
+    decoded, following = model(name), tokens(3, 6, seed=1)
+    state = at_different_places(decoded)
+    decoder = Decoder(decoded, state)
+    first = [decoder.step(following[:, place, None]).clone() for place in range(6)]
+    recording = decoder.recording
+    decoder.go_on_from(state)
+    again = [decoder.step(following[:, place, None]).clone() for place in range(6)]
+    assert torch.equal(torch.stack(first), torch.stack(again))
+    assert decoder.recording is recording
+
+
 def test_samples_are_those_of_step() -> None:
     """Greedily: each new token is the likeliest after all before it, read anew."""
     for name in ("transformer++", "titans-mac"):

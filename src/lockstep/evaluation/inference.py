@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lockstep.evaluation.live_bytes import held_bytes
 from lockstep.evaluation.timing import Spread, in_mode, now, seconds, spread
+from lockstep.models.decoding import Decoder, advanced, own
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
-from lockstep.models.state import State, state_bytes
+from lockstep.models.state import State, map_state, state_bytes
 
 WARM_UP = 4
 """Decoded tokens that do not count."""
@@ -58,9 +59,10 @@ def longest(model: LanguageModel) -> int | None:
 def measure_inference(
     model: LanguageModel, length: int, device: torch.device, decoded: int = 32, rounds: int = 5
 ) -> InferenceTime:
-    """Prefill and decoding of one random sequence by `step`; bytes come from a round of their own, which no clock sees.
+    """Prefill of one random sequence by `step`, and decoding by a decoder, as texts are written.
 
     Decoding goes on from token to token; where the positions end before that, it goes back to the end of the context.
+    Bytes come from a round of their own, which no clock sees.
     """
     check_steps(model, length)
     tokens = random_tokens(model, 1, length + WARM_UP + decoded, device)
@@ -75,8 +77,9 @@ def measure_inference(
         with held_bytes(device) as counted:
             state = prefill(1)
             prefill_peak = counted.peak
+            state = map_state(own, state)
             counted.restart()
-            model.step(following[:, :1], state)
+            advanced(model, state, following[:, :1])
             decode_peak = counted.peak
         held = state_bytes(model.initial_state(1, capacity=length))
     return InferenceTime(length, spread(prefill_seconds), spread(decode_seconds), prefill_peak, decode_peak, held)
@@ -91,15 +94,15 @@ def check_steps(model: LanguageModel, length: int) -> None:
 
 
 def time_decoding(model: LanguageModel, following: Tensor, context: State, device: torch.device) -> list[float]:
-    """Seconds of each token after the context, the first few left out."""
+    """Seconds of each token after the context, which is left as it was; the first few are left out."""
     most, start = longest(model), int(context["position"][0])
     room = following.shape[1] if most is None else min(most - start, following.shape[1])
-    taken, state = [], context
+    taken, decoder = [], Decoder(model, context)
     for place in range(following.shape[1]):
         if place % room == 0:
-            state = context
+            decoder.go_on_from(context)
         begun = now(device)
-        _, state = model.step(following[:, place : place + 1], state)
+        decoder.step(following[:, place : place + 1])
         taken.append(now(device) - begun)
     return taken[WARM_UP:]
 

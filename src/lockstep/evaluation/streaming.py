@@ -20,8 +20,9 @@ from lockstep.evaluation.live_bytes import address, held_bytes, tensors
 from lockstep.evaluation.process_memory import growth
 from lockstep.evaluation.reading import PIECE
 from lockstep.evaluation.timing import Spread, in_mode, now, spread
+from lockstep.models.decoding import advanced, own
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.state import State, state_bytes
+from lockstep.models.state import State, map_state, state_bytes
 from lockstep.progress import showing
 
 DECODED = 8
@@ -119,13 +120,20 @@ class Reader:
             process_peak_bytes=process_peak,
             state_bytes=state_bytes(self.state),
             decode_seconds=spread(time_decoding(self.model, following, self.state, self.device)),
-            decode_peak_bytes=self._held(following[:, :1]),
+            decode_peak_bytes=self._held_writing(following[:, :1]),
         )
 
     def _held(self, tokens: Tensor) -> int:
         """The most that is held while these tokens follow the state, which is left as it is."""
         with held_bytes(self.device) as counted:
             self.model.step(tokens, self.state)
+            return self._held_by_state() + counted.peak
+
+    def _held_writing(self, tokens: Tensor) -> int:
+        """The same where a decoder takes them, which writes over a state of its own."""
+        state = map_state(own, self.state)
+        with held_bytes(self.device) as counted:
+            advanced(self.model, state, tokens)
             return self._held_by_state() + counted.peak
 
     def _held_by_state(self) -> int:

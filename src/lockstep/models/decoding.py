@@ -34,6 +34,11 @@ class Decoder:
             self._record(tokens)
         return self._advance(tokens) if self.recording is None else self.recording.replay((tokens,))
 
+    @torch.inference_mode()
+    def go_on_from(self, state: State) -> None:
+        """Another state of the same shapes, which is left as it was."""
+        map_state(Tensor.copy_, self.state, state)
+
     def _advance(self, tokens: Tensor) -> Tensor:
         return advanced(self.model, self.state, tokens)
 
