@@ -26,7 +26,9 @@ from gpu_contestants import (
     specification,
 )
 from gpu_training import GUESTS_AT, emit_kernels, in_one_line, times, verdict
-from guests import Guest, GuestDecoder
+from guests import Outsider, OutsidersDecoder
+from peer import PEER
+from peer_writing import WritingPeer
 from side_by_side import emit, paired, say
 from torch import Tensor
 
@@ -41,15 +43,16 @@ LENGTHS = (1024, 4096, 16_384, LONGEST)
 FAR = 1_048_576
 """Tokens of a context that only a state of fixed size has room for."""
 PIECE = LONGEST
-"""Tokens that are read at once, as everything is that a growing state has room for; guests, of which not all can read
-on, read all in one piece."""
+"""Tokens that are read at once, as everything is that a growing state has room for; outsiders, of which not all can
+read on, read all in one piece."""
 SEVERAL = 64
 """Sequences of a batch."""
 DECODED = 64
 """Tokens of a turn: as many as a chunk has, so that every turn has one end of a chunk in it."""
 FIXED = (*MEMORIES, *RIVALS)
 """Those whose state does not grow."""
-NAMES = (BASELINE, *FIXED, *GUESTS)
+OUTSIDERS = (*GUESTS, PEER)
+NAMES = (BASELINE, *FIXED, *OUTSIDERS)
 
 
 class Case(NamedTuple):
@@ -80,7 +83,7 @@ BARS = (
 class Writer:
     """A model after its context."""
 
-    decoder: Decoder | GuestDecoder
+    decoder: Decoder | OutsidersDecoder
     latest: Tensor
     """[batch, 1]"""
     prefill_seconds: float
@@ -105,9 +108,8 @@ def cases(lengths: Sequence[int] | None, several: bool) -> list[Case]:
 
 
 def invited(case: Case) -> tuple[str, ...]:
-    """Guests where they train too."""
-    guests = GUESTS if case == Case(GUESTS_AT) else ()
-    return FIXED if case.length > LONGEST else (BASELINE, *FIXED, *guests)
+    """Outsiders where they train too."""
+    return FIXED if case.length > LONGEST else (BASELINE, *FIXED, *OUTSIDERS * (case == Case(GUESTS_AT)))
 
 
 @torch.inference_mode()
@@ -159,10 +161,8 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
 
 
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
-    """Built in bfloat16, its context read twice, of which the second time counts, and its first tokens written."""
-    torch.manual_seed(0)
-    built = guest(name, asked.size) if name in GUESTS else specification(name, asked.size).build()
-    model = built.to(asked.device, torch.bfloat16).eval()
+    """Its context read twice, of which the second time counts, and its first tokens written."""
+    model = built(name, asked)
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
     room = case.length + (asked.rounds + 2) * DECODED
@@ -179,28 +179,47 @@ def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     return writer
 
 
-def told(model: LanguageModel | Guest, state: State, batch: int) -> dict[str, Any]:
-    """Bytes of one sequence's state, and what a guest's line says of it."""
-    if isinstance(model, Guest):
+def built(name: str, asked: argparse.Namespace) -> LanguageModel | Outsider:
+    """On the device, in bfloat16 but for the peer."""
+    torch.manual_seed(0)
+    # Not in inference mode: the peer's memory takes derivatives by its weights.
+    with torch.inference_mode(False):
+        model: LanguageModel | Outsider
+        if name == PEER:
+            model = WritingPeer()
+        elif name in GUESTS:
+            model = guest(name, asked.size)
+        else:
+            model = specification(name, asked.size).build()
+        return model.to(asked.device, torch.bfloat16 if is_lowered(model) else None).eval()
+
+
+def is_lowered(model: LanguageModel | Outsider) -> bool:
+    return not isinstance(model, Outsider) or model.lowered
+
+
+def told(model: LanguageModel | Outsider, state: State, batch: int) -> dict[str, Any]:
+    """Bytes of one sequence's state, and what an outsider's line says of it."""
+    if isinstance(model, Outsider):
         return {"state_bytes": state_bytes(model.tensors(state)) // batch, **model.facts}
     return {"state_bytes": state_bytes(state) // batch}
 
 
-def decoder(model: LanguageModel | Guest, state: State, asked: argparse.Namespace) -> Decoder | GuestDecoder:
-    """A guest's kernels are started one by one: fla's states move from tensor to tensor, which no recording follows."""
-    if isinstance(model, Guest):
-        return GuestDecoder(model, state)
+def decoder(model: LanguageModel | Outsider, state: State, asked: argparse.Namespace) -> Decoder | OutsidersDecoder:
+    """Outsiders' kernels are started one by one: their states move from tensor to tensor, as no recording does."""
+    if isinstance(model, Outsider):
+        return OutsidersDecoder(model, state)
     if asked.compiled != "nothing":
         compile_steps(model)
     return Decoder(model, state)
 
 
-def read(model: LanguageModel | Guest, context: Tensor, room: int) -> tuple[Tensor, State]:
+def read(model: LanguageModel | Outsider, context: Tensor, room: int) -> tuple[Tensor, State]:
     """Logits [batch, vocab] after the last token, and the state there, by the kernels that train under autocast."""
     state = model.initial_state(len(context), capacity=room)
     logits = torch.empty(0)
-    with torch.autocast(context.device.type, torch.bfloat16):
-        for piece in context.split(context.shape[1] if isinstance(model, Guest) else PIECE, dim=1):
+    with torch.autocast(context.device.type, torch.bfloat16, enabled=is_lowered(model)):
+        for piece in context.split(context.shape[1] if isinstance(model, Outsider) else PIECE, dim=1):
             said, state = model.step(piece, state)
             logits = said[:, -1]
     return logits, state

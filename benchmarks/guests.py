@@ -25,7 +25,28 @@ def installed(package: str) -> Iterator[None]:
         raise ImportError(f"{error}; pip install {package}") from error
 
 
-class Guest(nn.Module):
+class Outsider(nn.Module):
+    """Another package's language model, which writes on from what it remembers."""
+
+    facts: Mapping[str, Any]
+    """For the line that tells of it."""
+    lowered = True
+    """Whether it writes in bfloat16, as everybody does who can."""
+
+    def initial_state(self, batch: int, capacity: int | None = None) -> Any:
+        """Nothing remembered yet, in the package's own form."""
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Logits [batch, time, vocabulary] after what the state remembers, and the state then."""
+        raise NotImplementedError
+
+    def tensors(self, state: Any) -> State:
+        """What is carried from token to token."""
+        raise NotImplementedError
+
+
+class Guest(Outsider):
     """A table of tokens, blocks, a norm, a table of outputs.
 
     A block takes what the last one said, the sum of all before, and what it remembers, if anything; it returns what it
@@ -36,7 +57,6 @@ class Guest(nn.Module):
     def __init__(
         self, vocabulary: int, dim: int, blocks: Iterable[nn.Module], norm: nn.Module, facts: Mapping[str, Any]
     ) -> None:
-        """`facts` are for the line that tells of it."""
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, dim)
         self.blocks = nn.ModuleList(blocks)
@@ -59,25 +79,17 @@ class Guest(nn.Module):
         tables = self.tokens.weight.numel() + self.head.weight.numel()
         return sum(parameter.numel() for parameter in self.parameters()) - tables
 
-    def initial_state(self, batch: int, capacity: int | None = None) -> Any:
-        """Nothing remembered yet, in the package's own form, which neither a batch nor a capacity changes."""
-        raise NotImplementedError
-
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Logits [batch, time, vocabulary] after what the state remembers, and the same state, written over."""
+        """The state, whose form neither a batch nor a capacity changes, is written over."""
         return self(tokens, state), state
 
-    def tensors(self, state: Any) -> State:
-        """What is carried from token to token."""
-        raise NotImplementedError
 
-
-class GuestDecoder:
+class OutsidersDecoder:
     """Goes on from a state, one token of each sequence at a time, with nothing recorded."""
 
     recording = None
 
-    def __init__(self, model: Guest, state: Any) -> None:
+    def __init__(self, model: Outsider, state: Any) -> None:
         self.model, self.state = model, state
 
     def step(self, tokens: Tensor) -> Tensor:

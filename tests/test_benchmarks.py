@@ -520,7 +520,22 @@ def test_guests_write_on_as_they_read(name: str) -> None:
     model = guest(name, module("gpu_contestants").Size(512, 4, 8)).to("cuda", torch.bfloat16).eval()
     tokens = torch.randint(256, (2, 100), device="cuda")
     _, state = module("gpu_decoding").read(model, tokens[:, :96], 0)
-    decoder = module("guests").GuestDecoder(model, state)
+    decoder = module("guests").OutsidersDecoder(model, state)
     written = torch.stack([decoder.step(tokens[:, place : place + 1]) for place in range(96, 100)], dim=1).float()
     whole = model(tokens)[:, 96:].float()
     assert (written - whole).norm() < 3e-2 * whole.norm()
+
+
+def test_the_peer_writes_what_its_own_sample_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its cache, and the likeliest token each time."""
+    monkeypatch.delitem(sys.modules, "titans_pytorch")
+    pytest.importorskip("titans_pytorch", reason="titans-pytorch is not installed")
+    model = module("peer_writing").WritingPeer().eval()
+    prompt = torch.randint(256, (1, 40), generator=torch.Generator().manual_seed(0))
+    settings = {"filter_fn": lambda logits: logits, "filter_kwargs": {}, "temperature": 1e-10}
+    wanted = model.model.sample(prompt, 52, show_progress=False, use_cache=True, **settings)
+    logits, state = model.step(prompt, model.initial_state(1, capacity=52))
+    decoder, written = module("guests").OutsidersDecoder(model, state), [logits[:, -1:].argmax(dim=-1)]
+    while len(written) < 12:
+        written.append(decoder.step(written[-1]).argmax(dim=-1, keepdim=True))
+    assert torch.equal(torch.cat(written, dim=1), wanted)
