@@ -22,7 +22,8 @@ to stderr. The last of the commands above needs no GPU, and measures nothing wor
 A plain Transformer, titans-pytorch, and the layers that flash-linear-attention and mamba-ssm have for two of the
 rivals, where these are installed, come to sequences of 4096 tokens, and wherever they are named; their lines say
 their version and their size. The latter two, the guests, run as their packages have them, not compiled, and train from
-a recording as everybody does; as writers they start kernel by kernel. Contexts are read as they come, nothing compiled.
+a recording as everybody does; as writers they start kernel by kernel, and so does titans-pytorch, in float32 and with
+its own cache. Contexts are read as they come, nothing compiled.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from torch import Tensor
 from lockstep.kernels.record import backend, recorded_in
 from lockstep.models.decoding import Decoder
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.precision import as_in_training
 from lockstep.models.state import State, state_bytes
 from lockstep.tables import aligned, in_bytes, in_short
 from lockstep.training.compilation import compile_steps
@@ -191,11 +192,8 @@ def built(name: str, asked: argparse.Namespace) -> LanguageModel | Outsider:
             model = guest(name, asked.size)
         else:
             model = specification(name, asked.size).build()
-        return model.to(asked.device, torch.bfloat16 if is_lowered(model) else None).eval()
-
-
-def is_lowered(model: LanguageModel | Outsider) -> bool:
-    return not isinstance(model, Outsider) or model.lowered
+        lowered = not isinstance(model, Outsider) or model.lowered
+        return model.to(asked.device, torch.bfloat16 if lowered else None).eval()
 
 
 def told(model: LanguageModel | Outsider, state: State, batch: int) -> dict[str, Any]:
@@ -218,7 +216,7 @@ def read(model: LanguageModel | Outsider, context: Tensor, room: int) -> tuple[T
     """Logits [batch, vocab] after the last token, and the state there, by the kernels that train under autocast."""
     state = model.initial_state(len(context), capacity=room)
     logits = torch.empty(0)
-    with torch.autocast(context.device.type, torch.bfloat16, enabled=is_lowered(model)):
+    with as_in_training(model):
         for piece in context.split(context.shape[1] if isinstance(model, Outsider) else PIECE, dim=1):
             said, state = model.step(piece, state)
             logits = said[:, -1]

@@ -191,12 +191,14 @@ def bench(
     dim: Annotated[int, typer.Option(min=1, help="Width of untrained models.")] = 128,
     depth: Annotated[int, typer.Option(min=1, help="Their layers.")] = 2,
     heads: Annotated[int, typer.Option(min=1, help="Their heads.")] = 4,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     output_dir: Annotated[Path, typer.Option(help="Where numbers and picture go.")] = Path("output", "bench"),
 ) -> None:
     """Time and memory of reading, writing and training over lengths and batch sizes; perplexity of trained models."""
     from lockstep.study.bench import bench as bench_models
     from lockstep.study.bench import numbers
+    from lockstep.study.bench import precision as precision_of
     from lockstep.study.bench_cells import BenchSettings
     from lockstep.study.bench_tables import bench_tables
 
@@ -206,6 +208,7 @@ def bench(
         decoded,
         rounds,
         () if streamed is None else numbers(streamed, "--streamed", 1),
+        precision_of(precision),
     )
     sizes = {"dim": dim, "depth": depth, "heads": heads}
     cells, written = bench_models(names or (), settings, sizes, device, output_dir)

@@ -91,6 +91,22 @@ def test_perplexity_is_that_of_the_checkpoint(trained: Path, tmp_path: Path) -> 
         assert values(found, "run-gru", "perplexity")[length, None] == pytest.approx(math.exp(score.loss), rel=1e-6)
 
 
+def test_in_bfloat16(trained: Path, tmp_path: Path) -> None:
+    """States are half as large where they are of the weights' kind, and scores nearly those of float32."""
+    _, found = benched(tmp_path, trained / "gru", "transformer++", *SIZES, "--precision", "bf16")
+    assert [found["precision"], found["asked"]["precision"]] == ["bf16", "bf16"]
+    assert [one["kernel_backend"] for one in found["models"]] == ["torch", "torch"]
+    lowered = build("transformer++", vocab_size=258, dim=16, depth=1, heads=2).to(torch.bfloat16)
+    states = {(length, 1): lowered.cost(length).state_bytes for length in (8, 16)}
+    assert values(found, "transformer++", "state_bytes") == states
+    assert all(one["value"] > 0 for one in found["cells"] if one["value"] is not None)
+    run = load_run(trained / "gru" / "config.yaml")
+    score = score_causal(load(trained / "gru"), HeldOut(prepare(run.data, run.tokenizer), "test", 16, 7), CPU)
+    perplexity = values(found, "run-gru", "perplexity")[16, None]
+    assert perplexity == pytest.approx(math.exp(score.loss), rel=2e-2)
+    assert perplexity != pytest.approx(math.exp(score.loss), rel=1e-6)
+
+
 def test_the_table_holds_what_the_json_holds(trained: Path, tmp_path: Path) -> None:
     _, found = benched(tmp_path, trained / "gru", trained / "gpt2", "rnn", *SIZES)
     with (tmp_path / "bench.csv").open(newline="") as file:
@@ -213,6 +229,7 @@ def test_bad_input_is_one_line_before_anything_is_written(
         refused("lstm", f"--lengths={text}").assert_refused(told)
     refused("lstm", "--batch-sizes", "0").assert_refused("--batch-sizes 0: expected whole numbers from 1 on")
     refused("lstm", "--streamed", "many").assert_refused("--streamed many: expected whole numbers")
+    refused("lstm", "--precision", "int8").assert_refused("--precision int8: expected fp32 or bf16")
     refused("lstm", "--device", "tpu").assert_refused("--device: tpu is not a device; use auto, cpu or cuda")
     refused("transformer++", "--dim", "10", "--heads", "3").assert_refused("dim 10", "heads 3")
     refused("lstm", "--rounds", "0").assert_refused("--rounds")

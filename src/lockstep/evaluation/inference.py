@@ -13,6 +13,7 @@ from lockstep.evaluation.timing import Spread, in_mode, now, seconds, spread
 from lockstep.models.decoding import Decoder, advanced, own
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
+from lockstep.models.precision import as_in_training
 from lockstep.models.state import State, map_state, state_bytes
 
 WARM_UP = 4
@@ -69,7 +70,8 @@ def measure_inference(
     context, following = tokens[:, :length], tokens[:, length:]
 
     def prefill(room: int) -> State:
-        return model.step(context, model.initial_state(1, capacity=length + room))[1]
+        with as_in_training(model):
+            return model.step(context, model.initial_state(1, capacity=length + room))[1]
 
     with in_mode(model, training=False):
         prefill_seconds = seconds(lambda: prefill(1), rounds, device)
@@ -111,7 +113,7 @@ def time_decoding(model: LanguageModel, following: Tensor, context: State, devic
 def measure_batch(model: LanguageModel, length: int, batch: int, device: torch.device, rounds: int = 5) -> BatchTime:
     """How long a random batch takes to be read by `forward`; any model can do that."""
     tokens = random_tokens(model, batch, length, device)
-    with in_mode(model, training=False):
+    with in_mode(model, training=False), as_in_training(model):
         return BatchTime(length, batch, spread(seconds(lambda: model(tokens), rounds, device)))
 
 

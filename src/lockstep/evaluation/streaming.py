@@ -22,6 +22,7 @@ from lockstep.evaluation.reading import PIECE
 from lockstep.evaluation.timing import Spread, in_mode, now, spread
 from lockstep.models.decoding import advanced, own
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.precision import as_in_training
 from lockstep.models.state import State, map_state, state_bytes
 from lockstep.progress import showing
 
@@ -94,7 +95,7 @@ class Reader:
         self.place = self.pieces = self.peak = 0
         self.seconds = 0.0
         self._held(self._tokens(warm_up))
-        self.model.step(self._tokens(warm_up), self.state)
+        self._follow(self._tokens(warm_up))
         self.process = growth(device)
 
     def read(self, size: int, last: bool) -> None:
@@ -102,7 +103,7 @@ class Reader:
         if last or self.pieces & (self.pieces - 1) == 0:
             self.peak = max(self.peak, self._held(tokens))
         began = now(self.device)
-        self.state = self.model.step(tokens, self.state)[1]
+        self.state = self._follow(tokens)
         self.seconds += now(self.device) - began
         self.place += size
         self.pieces += 1
@@ -123,10 +124,15 @@ class Reader:
             decode_peak_bytes=self._held_writing(following[:, :1]),
         )
 
+    def _follow(self, tokens: Tensor) -> State:
+        """The state after these tokens; the one before is left as it is."""
+        with as_in_training(self.model):
+            return self.model.step(tokens, self.state)[1]
+
     def _held(self, tokens: Tensor) -> int:
-        """The most that is held while these tokens follow the state, which is left as it is."""
+        """The most that is held while these tokens follow the state."""
         with held_bytes(self.device) as counted:
-            self.model.step(tokens, self.state)
+            self._follow(tokens)
             return self._held_by_state() + counted.peak
 
     def _held_writing(self, tokens: Tensor) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.models.decoding import Decoder
+from lockstep.models.precision import as_in_training
 
 if TYPE_CHECKING:
     from lockstep.models.language_model import LanguageModel
@@ -62,7 +63,8 @@ def _continue(
         return prompt
     tokens, room = [prompt], prompt.shape[1] + new_tokens
     ended = torch.zeros(prompt.shape[0], 1, dtype=torch.bool, device=prompt.device)
-    read, state = model.step(prompt, model.initial_state(prompt.shape[0], capacity=room))
+    with as_in_training(model):
+        read, state = model.step(prompt, model.initial_state(prompt.shape[0], capacity=room))
     logits, decoder = read[:, -1].clone(), Decoder(model, state)
     # A long prompt's are large, and nobody reads them again.
     del read, state

@@ -17,16 +17,18 @@ import torch
 
 from lockstep.durable import whole_file
 from lockstep.errors import UserError
+from lockstep.kernels.record import backend, recorded_in
 from lockstep.progress import showing
 from lockstep.report.bench import write_picture
 from lockstep.report.files import table
-from lockstep.study.bench_cells import BenchSettings, Cell, count_steps, measure_cells, streaming
+from lockstep.study.bench_cells import BenchSettings, Cell, Precision, count_steps, measure_cells, streaming
 from lockstep.study.bench_subjects import Benched, find_benched
 from lockstep.training.distribution import World, find_device
 from lockstep.training.provenance import provenance
 
 DEFAULT = ("transformer++", "titans-mac")
 MOST = 2**40
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 def bench(
@@ -40,12 +42,15 @@ def bench(
     subjects = find_benched(names or DEFAULT, sizes, max(settings.lengths) + 1)
     make_folder(folder)
     cells: list[Cell] = []
+    backends: dict[str, str] = {}
     for subject in subjects:
-        with showing(subject.label, "steps", count_steps(settings)) as progress:
-            cells += measure_cells(subject, settings, place, progress.add)
-        if settings.streamed:
-            cells += streaming(subject, settings.streamed, place)
-    return cells, write_bench(subjects, cells, settings, place, folder)
+        with recorded_in(set()):
+            with showing(subject.label, "steps", count_steps(settings)) as progress:
+                cells += measure_cells(subject, settings, place, progress.add)
+            if settings.streamed:
+                cells += streaming(subject, settings, place)
+            backends[subject.label] = backend()
+    return cells, write_bench(subjects, cells, settings, place, backends, folder)
 
 
 def numbers(text: str, option: str, least: int) -> tuple[int, ...]:
@@ -57,6 +62,13 @@ def numbers(text: str, option: str, least: int) -> tuple[int, ...]:
     if not found or not least <= found[0] <= found[-1] <= MOST:
         raise UserError(f"{option} {text}: expected whole numbers from {least} on, with commas between them")
     return tuple(found)
+
+
+def precision(text: str) -> Precision:
+    for known in PRECISIONS:
+        if text == known:
+            return known
+    raise UserError(f"--precision {text}: expected {' or '.join(PRECISIONS)}")
 
 
 def bench_device(asked: str) -> torch.device:
@@ -77,14 +89,19 @@ def make_folder(folder: Path) -> None:
 
 
 def write_bench(
-    subjects: Sequence[Benched], cells: Sequence[Cell], settings: BenchSettings, device: torch.device, folder: Path
+    subjects: Sequence[Benched],
+    cells: Sequence[Cell],
+    settings: BenchSettings,
+    device: torch.device,
+    backends: Mapping[str, str],
+    folder: Path,
 ) -> list[Path]:
-    """The paths that were written; the picture comes last."""
+    """The paths that were written; the picture comes last. By their labels, `backends` are what ran of each."""
     about = {
         "asked": asdict(settings),
-        "precision": "fp32",
+        "precision": settings.precision,
         **provenance(device),
-        "models": [identity(subject) for subject in subjects],
+        "models": [{**identity(subject), "kernel_backend": backends[subject.label]} for subject in subjects],
         "cells": [cell.as_dict() for cell in cells],
     }
     whole_file(folder / "bench.json", json.dumps(about, indent=1) + "\n")

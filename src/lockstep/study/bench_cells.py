@@ -6,7 +6,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ AT_ONCE = 8192
 BIDIRECTIONAL = "it is bidirectional and cannot go token by token"
 
 T = TypeVar("T")
+Precision = Literal["fp32", "bf16"]
 Numbers = Mapping[str, float | Spread | None]
 """By the name of the quantity."""
 
@@ -43,6 +44,12 @@ class BenchSettings:
     rounds: int = 5
     streamed: tuple[int, ...] = ()
     """Lengths of a stream that is read in pieces; none by default."""
+    precision: Precision = "fp32"
+    """With bf16, weights are in bfloat16 for reading and writing, and training is under autocast."""
+
+    def lowered(self, model: LanguageModel) -> LanguageModel:
+        """As it reads and writes."""
+        return model.to(torch.bfloat16) if self.precision == "bf16" else model
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def measure_cells(
     subject: Benched, settings: BenchSettings, device: torch.device, advance: Callable[[float], None]
 ) -> Iterator[Cell]:
     """All but the stream; training has a model of its own, since it changes the weights."""
-    model = subject.model(device)
+    model = settings.lowered(subject.model(device))
     for length in settings.lengths:
         for batch in settings.batch_sizes:
             yield from reading(subject, model, length, batch, settings.rounds, device)
@@ -100,7 +107,7 @@ def measure_cells(
     del model
     for length in settings.lengths:
         for batch in settings.batch_sizes:
-            yield from training(subject, length, batch, settings.rounds, device)
+            yield from training(subject, length, batch, settings, device)
             advance(1)
 
 
@@ -126,13 +133,17 @@ def inferring(
     yield from attempted(subject, INFERENCE, length, 1, refused, find)
 
 
-def training(subject: Benched, length: int, batch: int, rounds: int, device: torch.device) -> Iterator[Cell]:
+def training(
+    subject: Benched, length: int, batch: int, settings: BenchSettings, device: torch.device
+) -> Iterator[Cell]:
     """With AdamW; a fresh model each time."""
 
     def find() -> Numbers:
         model = subject.model(device)
         tokens = random_tokens(model, batch, length, device)
-        found = measure_training(model, tokens, build_optimizers(model, TrainingSpec()), device, rounds)
+        optimizers = build_optimizers(model, TrainingSpec())
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            found = measure_training(model, tokens, optimizers, device, settings.rounds)
         return dict(zip(TRAINING, (found.tokens_per_second, float(found.peak_bytes)), strict=True))
 
     most = subject.spec.max_length if subject.spec.learned_positions else None
@@ -156,9 +167,10 @@ def scoring(subject: Benched, model: LanguageModel, length: int, device: torch.d
     yield from attempted(subject, PERPLEXITY, length, None, refused, find)
 
 
-def streaming(subject: Benched, lengths: Sequence[int], device: torch.device) -> Iterator[Cell]:
+def streaming(subject: Benched, settings: BenchSettings, device: torch.device) -> Iterator[Cell]:
     """One stream, measured at each length on the way."""
-    found, refused = without_crash(lambda: measure_streaming(subject.model(device), lengths, device))
+    lengths = settings.streamed
+    found, refused = without_crash(lambda: measure_streaming(settings.lowered(subject.model(device)), lengths, device))
     by_length = {at.length: at for at in found or ()}
     for length in sorted(set(lengths)):
 
