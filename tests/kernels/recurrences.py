@@ -131,6 +131,8 @@ class Recurrence(NamedTuple):
     kernels: Form
     adjoints: torch.dtype = torch.bfloat16
     """What adjoints are numbers of: most kernels multiply them in 16 bits."""
+    reads: torch.dtype = torch.float32
+    """What kernels say in; the last state is in 32 bits in any case."""
 
     def by_torch(self, case: NamedTuple) -> Named:
         exact = each(lambda x: x.detach().double().requires_grad_(), case)
@@ -141,7 +143,7 @@ class Recurrence(NamedTuple):
         tracked = each(lambda x: x.detach().clone().requires_grad_(), case)
         found = self.kernels(*tracked)
         assert f"({self.name})" in backend()
-        assert all(x.dtype is torch.float32 for x in found)
+        assert [x.dtype for x in found] == [self.reads, torch.float32]
         return everything(tracked, found, self.adjoints)
 
     def require_close(self, case: NamedTuple, bound: float) -> None:
@@ -170,8 +172,10 @@ class Recurrence(NamedTuple):
             assert not takes(keys, values)
 
 
-def require_operator(operator: Any, case: NamedTuple, tokens: int, chunk: int) -> None:
-    """Torch's own examination, where so many of a case's tensors have tokens before heads."""
-    given = [*(token_wise(x, torch.float32) for x in case[:tokens]), *case[tokens:]]
+def require_operator(
+    operator: Any, case: NamedTuple, tokens: int, chunk: int, low: torch.dtype = torch.float32
+) -> None:
+    """Torch's own examination, where so many of a case's tensors have tokens before heads, rounded to `low`."""
+    given = [*(token_wise(x, low) for x in case[:tokens]), *case[tokens:]]
     examined = tuple(x.detach().requires_grad_() for x in given)
     torch.library.opcheck(operator, (*examined, chunk), atol=1e-4, rtol=1e-4)

@@ -30,7 +30,7 @@ pytest.importorskip("triton")
 
 from lockstep.kernels.recurrences import flow, operator
 
-CHUNK = 16
+CHUNK, LONG_CHUNK = 16, kernels.LONG_CHUNK
 
 
 class Size(NamedTuple):
@@ -56,11 +56,23 @@ SIZES = {
     "blocks of keys": Size(chunks=2, key_dim=128),
     "longer chunks": Size(chunks=2, key_dim=32, value_dim=64, chunk=64),
 }
+LONG_SIZES = {
+    "one chunk": Size(heads=1, chunks=1, key_dim=64, value_dim=64, chunk=LONG_CHUNK),
+    "shared keys": Size(groups=1, heads=3, chunks=3, key_dim=128, value_dim=64, chunk=LONG_CHUNK),
+    "groups": Size(groups=2, heads=4, chunks=2, key_dim=128, value_dim=64, chunk=LONG_CHUNK, batch=2),
+    "blocks of keys": Size(chunks=3, key_dim=256, value_dim=64, chunk=LONG_CHUNK),
+    "blocks of values": Size(heads=2, groups=2, chunks=2, key_dim=64, value_dim=128, chunk=LONG_CHUNK),
+}
+"""In 16 bits."""
 ON_GPUS = {
     "mamba2": Size(1, 16, 8, 128, 64, 64, batch=2),
     "retnet": Size(4, 4, 8, 64, 128, 64, batch=2),
     "wide retnet": Size(2, 2, 4, 256, 512, 64),
     "linear attention": Size(4, 4, 8, 64, 65, 64, batch=2),
+}
+LONG_ON_GPUS = {name: size._replace(chunk=LONG_CHUNK) for name, size in ON_GPUS.items()} | {
+    "odd number of chunks": Size(1, 16, 7, 128, 64, LONG_CHUNK, batch=2),
+    "long keys of many heads": Size(1, 16, 4, 256, 64, LONG_CHUNK),
 }
 """As models have them."""
 
@@ -76,7 +88,8 @@ class Case(NamedTuple):
 
 
 def recurrence(low: torch.dtype, chunk: int = CHUNK) -> Recurrence:
-    return Recurrence("decayed", partial(decayed, chunk=chunk), partial(kernels.run, low=low, chunk=chunk))
+    run = partial(kernels.run, low=low, chunk=chunk)
+    return Recurrence("decayed", partial(decayed, chunk=chunk), run, reads=low)
 
 
 def draw(size: Size, keep: str, low: torch.dtype) -> Case:
@@ -112,12 +125,48 @@ def test_other_sizes(size: Size) -> None:
     require_alike(size, "random", torch.float32)
 
 
+@pytest.mark.parametrize("size", LONG_SIZES.values(), ids=LONG_SIZES)
+def test_long_chunks(size: Size) -> None:
+    require_alike(size, "slowly", torch.bfloat16)
+
+
+@pytest.mark.parametrize("keep", ["all", *KEEPS])
+def test_gates_in_long_chunks(keep: str) -> None:
+    require_alike(Size(chunks=2, key_dim=64, value_dim=64, chunk=LONG_CHUNK), keep, torch.bfloat16)
+
+
+SHARED, APART = Size(1, 8, 2, 128, 64, kernels.CHUNK), Size(2, 2, 2, 64, 128, kernels.CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("size", "chosen"),
+    [(SHARED, LONG_CHUNK), (SHARED._replace(chunks=3), kernels.CHUNK), (APART, kernels.CHUNK)],
+    ids=["shared", "odd", "apart"],
+)
+def test_chunks_are_long_where_states_outweigh_tokens(size: Size, chosen: int) -> None:
+    """In 16 bits; 32 leave no room."""
+    case = draw(size, "random", torch.bfloat16)
+    by_itself, asked = (kernels.run(*case, chunk=chunk)[0] for chunk in (None, chosen))
+    assert torch.equal(by_itself, asked)
+    assert kernels.suitable_chunk(case.keys, case.values, torch.float32) == kernels.CHUNK
+
+
 @on_a_gpu
 @pytest.mark.parametrize("size", ON_GPUS.values(), ids=ON_GPUS)
 @in_each_precision
 def test_sizes_of_models(size: Size, low: torch.dtype) -> None:
     for keep in ("slowly", "random", "now and then"):
         require_alike(size, keep, low)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("size", LONG_ON_GPUS.values(), ids=LONG_ON_GPUS)
+@pytest.mark.parametrize("programs", [1, flow.PROGRAMS], ids=["heads in a row", "heads apart"])
+def test_long_chunks_of_models(size: Size, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that goes through heads asks for their tiles ahead, which one of few heads does not."""
+    monkeypatch.setattr(flow, "PROGRAMS", programs)
+    for keep in ("slowly", "random", "now and then"):
+        require_alike(size, keep, torch.bfloat16)
 
 
 def test_heads_that_programs_divide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +196,8 @@ def test_who_is_taken() -> None:
     recurrence(torch.bfloat16, chunk=8).require_whole_chunks_taken(kernels.takes, case, misfit=keys[..., :48])
 
 
-def test_what_a_compiler_is_told() -> None:
+@in_each_precision
+def test_what_a_compiler_is_told(low: torch.dtype) -> None:
     """Shapes without numbers, what is differentiated, and that nothing given is changed."""
-    case = draw(Size(heads=2, chunks=2), "random", torch.float32)
-    require_operator(operator.decayed, case, tokens=3, chunk=CHUNK)
+    case = draw(Size(heads=2, chunks=2), "random", low)
+    require_operator(operator.decayed, case, tokens=3, chunk=CHUNK, low=low)

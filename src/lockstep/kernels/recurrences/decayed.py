@@ -15,7 +15,9 @@ from torch import Tensor
 from lockstep.kernels.backends import allows
 
 CHUNK = 64
-"""Tokens worked on as one."""
+"""Tokens worked on as one: times are whole chunks."""
+LONG_CHUNK = 128
+"""The same where there are half as many states to be written and read then, and where that is worth it."""
 KEY_DIMS = (64, 128, 256)
 WIDEST = 512
 """Of values."""
@@ -45,9 +47,9 @@ def run(
     log_keep: Tensor | None,
     state: Tensor,
     low: torch.dtype = torch.bfloat16,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As the torch form, from tokens rounded to `low`."""
+    """As the torch form, from tokens rounded to `low`, as are the reads; without a chunk, by one that suits them."""
     # Triton is needed where it is used alone.
     from lockstep.kernels.recurrences.operator import decayed
 
@@ -61,9 +63,16 @@ def run(
         *(token_wise(x, low) for x in (queries, keys, values)),
         log_keep.float().expand(batch, -1, -1).contiguous(),
         state.float().contiguous(),
-        chunk,
+        chunk or suitable_chunk(keys, values, low),
     )
     return reads[..., :width].transpose(1, 2), after[..., :width]
+
+
+def suitable_chunk(keys: Tensor, values: Tensor, low: torch.dtype) -> int:
+    """A long one where a state is more than the tokens of a short one; 32 bits leave no room for its tiles."""
+    (groups, time, key_dim), (heads, width) = keys.shape[1:], values.shape[1::2]
+    outweighed = heads * key_dim * width > CHUNK * (2 * groups * key_dim + heads * width)
+    return LONG_CHUNK if outweighed and time % LONG_CHUNK == 0 and low.itemsize == 2 else CHUNK
 
 
 def token_wise(x: Tensor, low: torch.dtype) -> Tensor:

@@ -26,7 +26,11 @@ PROGRAMS = 512
 WALKERS = 128
 """The same for programs that walk a row from chunk to chunk, of which more would only read the same tokens again."""
 KEY_BLOCK, VALUE_BLOCK = 64, 64
-"""The largest of a program."""
+"""The largest of a program; that of keys is as long as a chunk if this is longer."""
+WARPS, ROWS_OF_A_WARP = 4, 16
+"""The least of a program; in long chunks no warp has more rows of a tile than here, and registers hold the tiles."""
+LONG_KEY = 128
+"""Keys up to here leave room for the tiles of three rounds at once."""
 CHAIN_KEYS = 128
 """The same for those that walk, of keys."""
 SHORTEST, NARROWEST = 64, 16
@@ -50,7 +54,7 @@ class Chunks:
         self.batch, self.time, self.heads, self.value_dim = tokens.values.shape
         self.groups, self.key_dim = tokens.keys.shape[2:]
         self.chunks, self.rows = self.time // chunk, self.batch * self.heads
-        self.key_block = min(self.key_dim, KEY_BLOCK)
+        self.key_block = min(self.key_dim, max(KEY_BLOCK, chunk))
         # The largest power of two that divides, which is what a tile may measure.
         self.value_block = min(self.value_dim & -self.value_dim, VALUE_BLOCK)
         self.exact = tokens.keys.dtype == torch.float32
@@ -67,8 +71,20 @@ class Chunks:
         }
 
     def stages(self, rounds: int, wanted: int = 2) -> int:
-        """Rounds of a loop whose tiles are on their way at once; 32 bits leave no room for that."""
+        """Rounds of a loop whose tiles are held at once; 32 bits leave no room for that.
+
+        Tiles are asked for at a round's end: with two they are waited for at once, with three a round later.
+        """
         return 1 if self.exact else min(rounds, wanted)
+
+    @property
+    def rounds(self) -> int:
+        """Of programs that go through heads."""
+        return 3 if self.key_dim <= LONG_KEY else 2
+
+    def warps(self, rows: int) -> int:
+        """Of a program with tiles of so many rows; more than they fill would have to share columns."""
+        return max(WARPS, min(rows, self.chunk) // ROWS_OF_A_WARP)
 
     def span(self, blocks: int) -> int:
         """Heads of a program, all of one group: the more, the less is done twice, but few programs leave some idle."""
@@ -107,6 +123,7 @@ class Chunks:
             self.groups,
             self.chunks,
             KEY_BLOCK=key_block,
+            num_warps=self.warps(key_block),
             num_stages=self.stages(self.chunks, 3),
             **self.constants(backwards=backwards) | {"VALUE_BLOCK": value_block},
         )
@@ -138,7 +155,8 @@ class Chunks:
             self.groups,
             self.chunks,
             span,
-            num_stages=self.stages(span),
+            num_warps=self.warps(self.chunk),
+            num_stages=self.stages(span, self.rounds),
             **self.constants(backwards=backwards),
         )
 
@@ -169,7 +187,8 @@ class Chunks:
             *(sheet(x, self.chunk, self.value_block) for x in (reads_bar, values)),
             since,
             shares,
-            *(sheet(x, self.key_block, self.value_block) for x in (copies, starts)),
+            sheet(copies, self.key_block, self.value_block),
+            starts,
             sheet(queries_bar, self.chunk, self.key_block),
             near,
             far,
@@ -180,7 +199,8 @@ class Chunks:
             self.chunks,
             span,
             KEY_BLOCK=self.key_block,
-            num_stages=self.stages(span * self.value_dim // self.value_block),
+            num_warps=self.warps(self.chunk),
+            num_stages=self.stages(span * self.value_dim // self.value_block, self.rounds),
             **self.constants(backwards=backwards),
         )
         if parts > self.groups:
@@ -195,11 +215,11 @@ def sheet(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def forward(tokens: Tokens, state: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Reads in 32 bits, the state after the last token, and the states at each chunk's start."""
+    """Reads in the tokens' precision, the state after the last token, and the states at each chunk's start."""
     run, (since, until) = Chunks(tokens, chunk), decays(tokens.log_keep, chunk)
     queries, keys, values, _ = tokens
     starts, last = run.chain(keys, values, since, until, state)
-    reads = torch.empty_like(values, dtype=torch.float32)
+    reads = torch.empty_like(values)
     run.read(queries, keys, values, since, since, starts, reads)
     return reads, last, starts
 

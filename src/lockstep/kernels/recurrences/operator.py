@@ -23,6 +23,8 @@ class Flow(Protocol):
 
 KINDS: dict[int, tuple[str, Flow]] = {3: ("decayed", flow), 4: ("channel-decayed", channel_flow)}
 """What is recorded and what computes it, by the dimensions of the gates: one for a head, or one for each channel."""
+READS = {4: torch.float32}
+"""The precision of reads, likewise, where it is not that of the tokens."""
 TOKENS = "Tensor queries, Tensor keys, Tensor values, Tensor log_keep"
 
 
@@ -42,9 +44,10 @@ def decayed(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @decayed.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    _, _, values, _, state, chunk = arguments
+    _, _, values, log_keep, state, chunk = arguments
+    reads = torch.empty_like(values, dtype=READS.get(log_keep.ndim))
     starts = values.new_empty(*state.shape[:2], values.shape[1] // chunk, *state.shape[2:])
-    return torch.empty_like(values, dtype=torch.float32), torch.empty_like(state), starts
+    return reads, torch.empty_like(state), starts
 
 
 @torch.library.custom_op(

@@ -56,8 +56,10 @@ def read_kernel(
     scores = product(query, tl.trans(keys.load([token, group * KEY])), PRECISION)
     for head in range(first, first + span):
         chunk = ((tile // chunks) * heads + head) * chunks + tile % chunks
+        # First of all, because nothing brings these numbers ahead of their round.
+        share = tl.load(shares + chunk * CHUNK + tl.arange(0, CHUNK))
         found = product(query, copies.load([chunk * KEY, across]), PRECISION)
-        found *= tl.exp2(tl.load(shares + chunk * CHUNK + tl.arange(0, CHUNK)))[:, None]
+        found *= tl.exp2(share)[:, None]
         weights = (scores * kept_within(since + chunk * CHUNK, CHUNK, BACKWARDS)).to(query.dtype)
         found = added(found, weights, values.load([token, head * VALUE + across]), PRECISION)
         reads.store([token, head * VALUE + across], found.to(reads.dtype))

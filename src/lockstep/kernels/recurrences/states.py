@@ -42,10 +42,12 @@ def chain_kernel(
     for i in range(chunks):
         step = chunks - 1 - i if BACKWARDS else i
         chunk, token = row * chunks + step, (batch * chunks + step) * CHUNK
+        # First of all, because nothing brings this number ahead of its round.
+        whole = tl.load(since + chunk * CHUNK + CHUNK - 1)
         key = tl.trans(keys.load([token, group * KEY + down]))
         value = values.load([token, head * VALUE + across])
         share = tl.exp2(tl.load(shares + chunk * CHUNK + tl.arange(0, CHUNK)))[None, :]
         copies.store([chunk * KEY + down, across], state.to(key.dtype))
-        state *= tl.exp2(tl.load(since + chunk * CHUNK + CHUNK - 1))
+        state *= tl.exp2(whole)
         state = added(state, (key.to(tl.float32) * share).to(key.dtype), value, PRECISION)
     tl.store(held, state)

@@ -33,6 +33,7 @@ class LinearAttention(Mixer):
         queries, keys, values = rows.unbind()
         values = F.pad(values, (0, 1), value=1.0)
         reads, state = decayed(features(queries), features(keys), values, None, state, self.chunk)
+        reads = reads.to(state.dtype)
         mean = reads[..., :-1] / (reads[..., -1:] + EPSILON)
         y: Tensor = self.output(mean.transpose(1, 2).flatten(2).to(x.dtype))
         return y, state

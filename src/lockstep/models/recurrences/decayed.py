@@ -29,7 +29,9 @@ from lockstep.memory.types import arithmetic, exactly
 def decayed(
     queries: Tensor, keys: Tensor, values: Tensor, log_keep: Tensor | None, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Reads [batch, heads, time, value_dim] and the state after the last token, both in at least float32.
+    """Reads [batch, heads, time, value_dim] and the state after the last token, in at least float32.
+
+    Reads of our kernels are rounded to 16 bits: whoever computes with them widens them.
 
     queries, keys [batch, groups, time, key_dim], values [batch, heads, time, value_dim], log_keep
     [batch or 1, heads, time], state [batch, heads, key_dim, value_dim]; each group of keys serves heads / groups
