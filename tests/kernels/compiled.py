@@ -29,6 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
 from lockstep.kernels.recurrences import channel, decayed, delta, selective
+from lockstep.kernels.rows.gated_operator import gated
 from lockstep.kernels.rows.operator import rows
 from lockstep.kernels.rows.token_operator import token_rows_
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, begin, memorize
@@ -66,6 +67,8 @@ ROWS = {"rows": [(64, 4), (128, 8), (16, 2)]}
 """Widths of heads, and taps of convolutions."""
 BROUGHT = {"token rows": [(64, 4, True), (128, 8, False), (16, 2, True)]}
 """The same, and whether gates are made with them."""
+GATES = {"gated": [(1024, 1), (4096, 1), (1536, 2), (1001, 1), (48, 3)]}
+"""Numbers of a token, and groups of them."""
 WINDOWS = {"window": [(1, 64, 4, 16), (2, 64, 0, 32), (1, 128, 16, 0), (1, 32, 4, 8), (1, 16, 4, 4)]}
 """Heads that share keys, their width, persistent tokens, and pairs that turn."""
 CACHES = {"look": [(1, 64, 1024, 16), (4, 128, 65, 32), (1, 64, 65, 0)]}
@@ -255,6 +258,13 @@ def make_rows(width: int, taps: int) -> None:
         torch.stack(made).float().sum().backward()
 
 
+def open_gates(inner: int, groups: int) -> None:
+    """What Mamba-2 reads, gated and normalised, likewise."""
+    tokens = [torch.randn(1, TIME, inner).bfloat16().requires_grad_() for _ in range(3)]
+    skip, gain = (torch.ones(count, requires_grad=True) for count in (1, inner))
+    gated(*tokens, skip, gain, groups, 1e-5).float().sum().backward()
+
+
 def bring(width: int, taps: int, gates: bool) -> None:
     """What one token brings to a memory in bfloat16, with gates of all kinds or queries alone."""
     dim, units = HEADS * width, [True, True, False] if gates else [True]
@@ -286,6 +296,8 @@ def main() -> None:
         scan(d_state, low)
     for width, taps in ROWS.get(asked, ()):
         make_rows(width, taps)
+    for inner, groups in GATES.get(asked, ()):
+        open_gates(inner, groups)
     for width, taps, gates in BROUGHT.get(asked, ()):
         bring(width, taps, gates)
     for sizes in WINDOWS.get(asked, ()):

@@ -46,6 +46,7 @@ LAUNCHED = {
     "channel": {"channel_decays", "channel_chain", "channel_read", "channel_adjoint"},
     "selective": {"segment", "join", "read", "adjoint"},
     "rows": {"rows", "rows_backward"},
+    "gated": {"gated", "gated_backward"},
     "token rows": {"token_rows"},
     "window": {"turn", "window", "window_queries", "window_keys"},
     "look": {"look", "join"},

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.kernels.recurrences.decayed import CHUNK, lowered
-from lockstep.kernels.rows import choice
+from lockstep.kernels.rows import choice, gated
 from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
@@ -35,7 +35,7 @@ class Mamba2State(NamedTuple):
 class Rows(NamedTuple):
     """What the recurrence is given, by the paper's letters: x, Δ·x, B, C and Δ·A."""
 
-    values: Tensor  # [batch, heads, time, head_dim]
+    values: Tensor  # [batch, heads, time, head_dim], as the convolution left them
     written: Tensor  # [batch, heads, time, head_dim]
     keys: Tensor  # [batch, groups, time, state_dim]
     queries: Tensor  # [batch, groups, time, state_dim]
@@ -69,21 +69,30 @@ class Mamba2(Mixer):
 
     def step(self, x: Tensor, state: Mamba2State | None) -> tuple[Tensor, Mamba2State]:
         tail, memory = self.initial_state(x.shape[0]) if state is None else state
-        gate, mixed, rates = self.input(x).split((self.inner, sum(self.widths), self.heads), dim=-1)
+        gate, mixed, rates = self.projected(x)
         rows, tail = recomputed(self.rows, mixed, rates, tail)
         reads, memory = decayed(rows.queries, rows.keys, rows.written, rows.log_keep, memory, self.chunk)
-        y: Tensor = self.output(recomputed(self.gated, reads, rows.values, gate))
+        y: Tensor = self.output(self.gated(reads, rows.values, gate))
         return y, Mamba2State(tail, memory)
+
+    def projected(self, x: Tensor) -> Sequence[Tensor]:
+        """The gate, what is convolved, and rates: [batch, time, …] each."""
+        widths = (self.inner, sum(self.widths), self.heads)
+        if x.shape[1] > 1:
+            # Cut out of one product, each part would be copied into one piece, and their adjoints would be joined.
+            return [F.linear(x, weight) for weight in self.input.weight.split(widths)]
+        # Decoding is bound by how many kernels it launches.
+        parts: Sequence[Tensor] = self.input(x).split(widths, dim=-1)
+        return parts
 
     def rows(self, mixed: Tensor, rates: Tensor, tail: Tensor) -> tuple[Rows, Tensor]:
         """From projections [batch, time, …], and the tail after them."""
         parts, tail = self.convolved(mixed, tail)
-        values, keys, queries = (part.to(self.exact) for part in parts)
-        values = values.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
-        keys, queries = (part.unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in (keys, queries))
+        values = parts[0].unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+        keys, queries = (part.to(self.exact).unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in parts[1:])
         rate = F.softplus(rates.to(self.exact) + self.rate_bias).transpose(1, 2)
         log_keep = -self.log_decay.to(self.exact).exp()[:, None] * rate
-        return Rows(values, values * rate[..., None], keys, queries, log_keep), tail
+        return Rows(values, values.to(self.exact) * rate[..., None], keys, queries, log_keep), tail
 
     def convolved(self, mixed: Tensor, tail: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         """Values, keys and queries [batch, time, …], activated, and the tail after them."""
@@ -99,6 +108,17 @@ class Mamba2(Mixer):
         return [part.flatten(2) for part in made], tail_after(mixed, tail)
 
     def gated(self, reads: Tensor, values: Tensor, gate: Tensor) -> Tensor:
+        """[batch, time, inner] from reads and values, heads first, and the gate."""
+        if not gated.takes(reads, values, gate, self.groups):
+            return recomputed(self.gated_by_torch, reads, values, gate)
+        from lockstep.kernels.rows.gated_operator import gated as by_kernel
+
+        tokens = (x.transpose(1, 2).flatten(2) for x in (reads, values))
+        y: Tensor = by_kernel(*tokens, gate, self.skip, self.gain, self.groups, EPSILON)
+        return y
+
+    def gated_by_torch(self, reads: Tensor, values: Tensor, gate: Tensor) -> Tensor:
+        reads, values = reads.to(self.exact), values.to(self.exact)
         said = torch.addcmul(reads, values, self.skip[:, None, None].to(self.exact)).transpose(1, 2).flatten(2)
         groups = (said * F.silu(gate)).unflatten(-1, (self.groups, -1))
         normal = F.rms_norm(groups, groups.shape[-1:], eps=EPSILON).flatten(2)
