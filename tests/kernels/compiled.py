@@ -30,6 +30,7 @@ from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
 from lockstep.kernels.recurrences import channel, decayed, delta, selective
 from lockstep.kernels.rows.gated_operator import gated
+from lockstep.kernels.rows.joined_operator import joined
 from lockstep.kernels.rows.operator import rows
 from lockstep.kernels.rows.token_operator import token_rows_
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, begin, memorize
@@ -69,6 +70,8 @@ BROUGHT = {"token rows": [(64, 4, True), (128, 8, False), (16, 2, True)]}
 """The same, and whether gates are made with them."""
 GATES = {"gated": [(1024, 1), (4096, 1), (1536, 2), (1001, 1), (48, 3)]}
 """Numbers of a token, and groups of them."""
+JOINTS = {"joined": [64, 128, 16]}
+"""Widths of heads."""
 WINDOWS = {"window": [(1, 64, 4, 16), (2, 64, 0, 32), (1, 128, 16, 0), (1, 32, 4, 8), (1, 16, 4, 4)]}
 """Heads that share keys, their width, persistent tokens, and pairs that turn."""
 CACHES = {"look": [(1, 64, 1024, 16), (4, 128, 65, 32), (1, 64, 65, 0)]}
@@ -254,7 +257,7 @@ def make_rows(width: int, taps: int) -> None:
     for together in (False, True):
         lengths, tail = [0.5, 1.0, 0.0], torch.zeros(1, taps - 1, 3 * HEADS * width)
         bias = torch.zeros(3 * HEADS * width, requires_grad=True) if together else None
-        made = rows(projected, weight, tail, bias, [HEADS] * 3, lengths, 1e-6, together)
+        made, _ = rows(projected, weight, tail, bias, [HEADS] * 3, lengths, 1e-6, together)
         torch.stack(made).float().sum().backward()
 
 
@@ -263,6 +266,14 @@ def open_gates(inner: int, groups: int) -> None:
     tokens = [torch.randn(1, TIME, inner).bfloat16().requires_grad_() for _ in range(3)]
     skip, gain = (torch.ones(count, requires_grad=True) for count in (1, inner))
     gated(*tokens, skip, gain, groups, 1e-5).float().sum().backward()
+
+
+def join(width: int) -> None:
+    """What attention and memory say in two pieces, likewise."""
+    attended = [torch.randn(1, time, HEADS * width).bfloat16().requires_grad_() for time in (TIME, 65)]
+    reads = [torch.randn(1, HEADS, x.shape[1], width).bfloat16().transpose(1, 2).requires_grad_() for x in attended]
+    learned = [torch.ones(HEADS * width, requires_grad=True) for _ in range(4)]
+    joined(attended, reads, *learned, 1e-6).float().sum().backward()
 
 
 def bring(width: int, taps: int, gates: bool) -> None:
@@ -298,6 +309,8 @@ def main() -> None:
         make_rows(width, taps)
     for inner, groups in GATES.get(asked, ()):
         open_gates(inner, groups)
+    for width in JOINTS.get(asked, ()):
+        join(width)
     for width, taps, gates in BROUGHT.get(asked, ()):
         bring(width, taps, gates)
     for sizes in WINDOWS.get(asked, ()):

@@ -16,7 +16,7 @@ from lockstep.kernels.attention import looking, window
 from lockstep.kernels.backends import allows, missing, using
 from lockstep.kernels.memory import token
 from lockstep.kernels.recurrences import channel, decayed, delta, selective
-from lockstep.kernels.rows import choice, gated
+from lockstep.kernels.rows import choice, gated, joined
 from lockstep.kernels.rows import token as token_rows
 from lockstep.memory import MemorySpec
 from lockstep.memory.kernel import pays
@@ -67,6 +67,7 @@ def each_that_takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], b
         "memory": lambda: pays(rows, memory.weights, spec),
         "rows": lambda: choice.takes(tokens, 64, 4),
         "gated": lambda: gated.takes(tokens, tokens, tokens, 1),
+        "joined": lambda: joined.takes([tokens], [rows]),
         "token rows": lambda: token_rows.takes(single, 64, 4),
         "window": lambda: window.takes(tokens, 64, 4, 16),
         "look": lambda: looking.takes(single, 64),

@@ -47,6 +47,7 @@ LAUNCHED = {
     "selective": {"segment", "join", "read", "adjoint"},
     "rows": {"rows", "rows_backward"},
     "gated": {"gated", "gated_backward"},
+    "joined": {"joined", "joined_backward"},
     "token rows": {"token_rows"},
     "window": {"turn", "window", "window_queries", "window_keys"},
     "look": {"look", "join"},

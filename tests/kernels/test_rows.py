@@ -17,6 +17,7 @@ from lockstep.kernels.rows import choice
 from lockstep.laws.subject import randomise
 from lockstep.memory import MemorySpec
 from lockstep.models.mixers import delta_net, mamba2
+from lockstep.models.mixers.convolution import tail_after
 from lockstep.models.mixers.delta_net import GatedDeltaNet
 from lockstep.models.mixers.mamba2 import Mamba2
 from lockstep.models.mixers.neural_memory import NeuralMemory
@@ -114,16 +115,16 @@ def by_torch(case: Case, size: Size) -> Named:
     )
     assert isinstance(after, Tensor)
     assert backend() == "torch"
-    return everything(exact, [x.flatten(0, 1) for x in made])
+    return everything(exact, [*(x.flatten(0, 1) for x in made), after])
 
 
 def by_kernel(case: Case, size: Size, dtype: torch.dtype) -> Named:
     tracked = case.to(torch.float32)
     projected = tracked.projected.to(dtype)
-    made = operator.rows(projected, tracked.weight[:, 0], tracked.tail, *setting(size))
+    made, after = operator.rows(projected, tracked.weight[:, 0], tracked.tail, *setting(size))
     assert "(rows)" in backend()
     assert all(x.dtype is dtype and x.is_contiguous() for x in made)
-    return everything(tracked, made)
+    return everything(tracked, [*made, after])
 
 
 def setting(size: Size) -> tuple[None, list[int], list[float], float, bool]:
@@ -132,7 +133,10 @@ def setting(size: Size) -> tuple[None, list[int], list[float], float, bool]:
 
 
 def everything(case: Case, made: list[Tensor]) -> Named:
-    """Rows, and the gradients of what they are made of, in double precision; adjoints are the same for any."""
+    """Rows, the tail after them, and the gradients of what both are made of, in double precision.
+
+    Adjoints are the same for any.
+    """
     generator = torch.Generator().manual_seed(5)
     adjoints = [torch.randn(x.shape, generator=generator).bfloat16().to(x) for x in made]
     gradients = torch.autograd.grad(made, list(case), adjoints)
@@ -196,12 +200,15 @@ def test_pieces_make_the_whole() -> None:
     projected, weight, tail = draw(size)
 
     def made(x: Tensor, before: Tensor) -> list[Tensor]:
-        rows: list[Tensor] = operator.rows(x, weight[:, 0], before, *setting(size))
-        return rows
+        rows, after = operator.rows(x, weight[:, 0], before, *setting(size))
+        return [*rows, after]
 
-    first, second = made(projected[:, :cut], tail), made(projected[:, cut:], projected[:, cut - size.taps + 1 : cut])
-    for whole, *pieces in zip(made(projected, tail), first, second, strict=True):
+    *first, between = made(projected[:, :cut], tail)
+    *second, last = made(projected[:, cut:], between)
+    *wholes, end = made(projected, tail)
+    for whole, *pieces in zip(wholes, first, second, strict=True):
         assert torch.equal(whole, torch.cat(pieces, dim=1))
+    assert torch.equal(last, end)
 
 
 def test_it_repeats_itself() -> None:
@@ -215,10 +222,23 @@ def test_a_part_that_nobody_needs(parts: int) -> None:
     """Adjoints that there are none of are zeros."""
     size = Size(time=9, parts=parts)
     case = draw(size).to(torch.float32)
-    made = operator.rows(case.projected, case.weight[:, 0], case.tail, *setting(size))
+    made, _ = operator.rows(case.projected, case.weight[:, 0], case.tail, *setting(size))
     alone, *others = torch.autograd.grad(made[0].square().sum() + made[0].sum(), list(case))[0].chunk(parts, dim=-1)
     assert alone.abs().amax() > 0
     assert all(x.abs().amax() == 0 for x in others)
+
+
+@pytest.mark.parametrize("time", [1, 2, 3, 9])
+def test_a_tail_alone(time: int) -> None:
+    """Its adjoint goes to the tokens that are in it, of the text or of the tail before, and to nobody else."""
+    size = Size(time=time)
+    case = draw(size).to(torch.float32)
+    _, after = operator.rows(case.projected, case.weight[:, 0], case.tail, *setting(size))
+    bar = torch.randn_like(after)
+    found = torch.autograd.grad(after, list(case), bar)
+    wanted = torch.autograd.grad(tail_after(case.projected, case.tail), [case.projected, case.tail], bar)
+    torch.testing.assert_close((found[0], found[2]), wanted, rtol=0, atol=0)
+    assert found[1].abs().amax() == 0
 
 
 def test_nothing_else_is_kept() -> None:
@@ -245,10 +265,12 @@ def test_it_is_an_operator(parts: int) -> None:
     given = [x.detach().requires_grad_() for x in (projected, weight[:, 0], tail)]
     torch.library.opcheck(operator.rows, (*given, *setting(size)), test_utils=(*SHAPES, NUMBERS))
     given = [x.detach() for x in given]
-    bars = [torch.randn_like(x) for x in operator.rows(*given, *setting(size))]
-    torch.library.opcheck(
-        operator.rows_backward, (*given, None, bars, *setting(size)[1:]), test_utils=(*SHAPES, NUMBERS)
-    )
+    made, after = operator.rows(*given, *setting(size))
+    bars = [torch.randn_like(x) for x in made]
+    for after_bar in (None, torch.randn_like(after)):
+        torch.library.opcheck(
+            operator.rows_backward, (*given, None, bars, after_bar, *setting(size)[1:]), test_utils=(*SHAPES, NUMBERS)
+        )
 
 
 class TestDeltaRule:
@@ -273,6 +295,7 @@ class TestDeltaRule:
             *rows, after = getattr(own, way)(*given)
             assert torch.equal(after, given[0][:, time - conv + 1 :])
             loss = sum((row.double() * bar.to(DEVICE)).sum() for row, bar in zip(rows, bars, strict=True))
+            loss = loss + after.double().square().sum()
             return [*(row.detach() for row in rows), *torch.autograd.grad(loss, [*given, own.conv.weight])]
 
         wanted, ours = found(torch.float64, "rows"), found(dtype, "made_at_once")
@@ -314,6 +337,7 @@ class TestMamba2:
             parts, after = own.convolved(given[0][..., 4 : channels + 4], given[1])
             assert torch.equal(after, given[0][:, -3:, 4 : channels + 4])
             loss = torch.stack([(part.double() * bar).sum() for part, bar in zip(parts, bars, strict=True)]).sum()
+            loss = loss + after.double().square().sum()
             wanted = [*given, *own.conv.parameters()]
             return [*(part.detach() for part in parts), *torch.autograd.grad(loss, wanted)]
 

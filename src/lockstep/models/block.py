@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lockstep.memory.recomputation import as_operand
 from lockstep.models.cost import Cost
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mlp import Mlp, SwiGlu
@@ -31,9 +32,8 @@ class Block(nn.Module):
         return self.after(x, mixed), state
 
     def before(self, x: Tensor) -> Tensor:
-        """What the mixer sees."""
-        y: Tensor = self.mixer_norm(x)
-        return y
+        """What the mixer sees: as products take it, so that in between it is not carried in 32 bits."""
+        return as_operand(self.mixer_norm(x))
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The layer's output, given its input and what the mixer made of it."""

@@ -1,4 +1,8 @@
-"""From projections to rows as one differentiable operator, which a compiler does not look into."""
+"""From projections to rows as one differentiable operator, which a compiler does not look into.
+
+The tail after them belongs to it: cut out of the projections by others, its adjoint, of a few tokens, would be added to
+that of the projections by a pass over all of them.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +65,16 @@ class Projections(NamedTuple):
         """Programs of one head of one sample."""
         return -(-self.projected.shape[1] // (self.walkers * self.span))
 
+    @property
+    def coming(self) -> int:
+        """Tokens of these projections that are in the tail after them."""
+        return min(self.projected.shape[1], self.tail.shape[1])
+
+    @property
+    def staying(self) -> int:
+        """Tokens of the tail that are in the next one too."""
+        return self.tail.shape[1] - self.coming
+
     def room(self, part: int) -> Tensor:
         """For a part's rows: [batch, time, heads, width] where these are together, or [batch × heads, time, width]."""
         (batch, time), heads = self.projected.shape[:2], self.heads[part]
@@ -85,15 +99,19 @@ class Projections(NamedTuple):
         return sizes | kind | {"STEPS": STEPS, "num_warps": WARPS}
 
 
-def forward(given: Projections) -> list[Tensor]:
-    """Of each part its rows."""
+def forward(given: Projections) -> tuple[list[Tensor], Tensor]:
+    """Of each part its rows, and the tail after them."""
     made = [given.room(part) for part in range(len(given.heads))]
     for part, rows in enumerate(made):
         rows_kernel[given.grid(part)](*given[:4], rows, *given.settings(part), **given.constants(part))
-    return made
+    after = torch.empty_like(given.tail)
+    if given.staying:
+        after[:, : given.staying].copy_(given.tail[:, given.coming :])
+    after[:, given.staying :].copy_(given.projected[:, -given.coming :])
+    return made, after
 
 
-def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def backward(given: Projections, rows_bar: Sequence[Tensor], after_bar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Adjoints of projections, of weights and bias [taps + 1, all heads × width], and of the tail."""
     projected_bar = given.projected.new_empty(given.projected.shape)
     tail_bar, (taps, channels) = torch.empty_like(given.tail), given.weight.shape
@@ -108,6 +126,10 @@ def backward(given: Projections, rows_bar: Sequence[Tensor]) -> tuple[Tensor, Te
             *given.settings(part),
             **given.constants(part),
         )
+    if after_bar is not None:
+        if given.staying:
+            tail_bar[:, given.coming :] += after_bar[:, : given.staying]
+        projected_bar[:, -given.coming :] += after_bar[:, given.staying :]
     return projected_bar, sums.sum((0, 1)).to(given.weight.dtype), tail_bar
 
 
@@ -127,28 +149,28 @@ COUNT = 4
 SETTING = "int[] heads, float[] lengths, float epsilon, bool together"
 
 
-@torch.library.custom_op("lockstep::rows", mutates_args=(), schema=f"({GIVEN}, {SETTING}) -> Tensor[]")
-def rows(*arguments: Any) -> list[Tensor]:
+@torch.library.custom_op("lockstep::rows", mutates_args=(), schema=f"({GIVEN}, {SETTING}) -> (Tensor[], Tensor)")
+def rows(*arguments: Any) -> tuple[list[Tensor], Tensor]:
     """As `forward`: each part convolved from the tail on, activated, and of the length that it is to have."""
     record(NAME)
     return forward(Projections(*in_pieces(*arguments[:COUNT]), *arguments[COUNT:]))
 
 
 @rows.register_fake
-def _(*arguments: Any) -> list[Tensor]:
+def _(*arguments: Any) -> tuple[list[Tensor], Tensor]:
     given = Projections(*arguments)
-    return [given.room(part) for part in range(len(given.heads))]
+    return [given.room(part) for part in range(len(given.heads))], given.tail.new_empty(given.tail.shape)
 
 
 @torch.library.custom_op(
     "lockstep::rows_backward",
     mutates_args=(),
-    schema=f"({GIVEN}, Tensor[] rows_bar, {SETTING}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({GIVEN}, Tensor[] rows_bar, Tensor? after_bar, {SETTING}) -> (Tensor, Tensor, Tensor)",
 )
 def rows_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """As `backward`."""
-    given = Projections(*in_pieces(*arguments[:COUNT]), *arguments[COUNT + 1 :])
-    return backward(given, arguments[COUNT])
+    given = Projections(*in_pieces(*arguments[:COUNT]), *arguments[COUNT + 2 :])
+    return backward(given, *arguments[COUNT : COUNT + 2])
 
 
 @rows_backward.register_fake
@@ -157,14 +179,18 @@ def _(projected: Tensor, weight: Tensor, tail: Tensor, *_: Any) -> tuple[Tensor,
     return projected.new_empty(projected.shape), weight.new_empty(taps + 1, channels), tail.new_empty(tail.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
     ctx.save_for_backward(*inputs[:COUNT])
     ctx.setting = inputs[COUNT:]
+    # Nothing is added where nobody goes on from the tail.
+    ctx.set_materialize_grads(False)
 
 
-def _through(ctx: Any, rows_bar: list[Tensor]) -> tuple[Any, ...]:
+def _through(ctx: Any, rows_bar: list[Tensor | None], after_bar: Tensor | None) -> tuple[Any, ...]:
     given = ctx.saved_tensors
-    projected_bar, learned_bar, tail_bar = rows_backward(*given, rows_bar, *ctx.setting)
+    rooms = Projections(*given, *ctx.setting)
+    bars = [rooms.room(part).zero_() if bar is None else bar for part, bar in enumerate(rows_bar)]
+    projected_bar, learned_bar, tail_bar = rows_backward(*given, bars, after_bar, *ctx.setting)
     bias_bar = None if given[-1] is None else learned_bar[-1]
     return projected_bar, learned_bar[:-1], tail_bar, bias_bar, *[None] * len(ctx.setting)
 

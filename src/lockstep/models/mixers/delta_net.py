@@ -12,7 +12,7 @@ from lockstep.kernels.recurrences.decayed import CHUNK, lowered
 from lockstep.kernels.rows import choice
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
-from lockstep.models.mixers.convolution import ShortConvolution, tail_after
+from lockstep.models.mixers.convolution import ShortConvolution
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import UNIT_EPSILON, Tail, normed, unit
 from lockstep.models.mixers.rates import draw_rate_bias
@@ -78,9 +78,10 @@ class DeltaNet(Mixer):
         assert isinstance(tail, Tensor)
         heads = [self.heads, self.heads, self.widths[2] // self.key_dim]
         lengths = [self.key_dim**-0.5, 1.0, 0.0]
-        queries, keys, values = rows(qkv, self.conv.weight[:, 0], tail, None, heads, lengths, UNIT_EPSILON, True)
+        made, tail = rows(qkv, self.conv.weight[:, 0], tail, None, heads, lengths, UNIT_EPSILON, True)
+        queries, keys, values = made
         values = values.flatten(2).unflatten(2, (self.heads, self.value_dim))
-        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), tail_after(qkv, tail)
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), tail
 
     def log_keep(self, x: Tensor) -> Tensor | None:
         """What each token leaves of the memory [batch, heads, time]; None is all of it."""

@@ -40,7 +40,7 @@ class GatedLinearAttention(Mixer):
         queries, keys, values = (self.by_head(part) for part in self.qkv(x).split(self.widths, dim=-1))
         queries, log_keep = queries.to(state.dtype) * self.key_dim**-0.5, self.by_head(self.log_keep(x))
         reads, state = channel_decayed(queries, keys, values, log_keep, state, self.chunk)
-        said = per_head(self.norm, reads.transpose(1, 2).flatten(2), self.heads)
+        said = per_head(self.norm, reads.transpose(1, 2))
         gate = self.gate(x)
         y: Tensor = self.output((said * F.silu(gate)).to(gate.dtype))
         return y, state

@@ -15,7 +15,7 @@ from lockstep.kernels.rows import choice, gated
 from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
-from lockstep.models.mixers.convolution import ShortConvolution, tail_after
+from lockstep.models.mixers.convolution import ShortConvolution
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.rates import draw_rate_bias
 from lockstep.models.recurrences.decayed import decayed, decayed_flops
@@ -104,8 +104,9 @@ class Mamba2(Mixer):
         from lockstep.kernels.rows.operator import rows
 
         heads = [count // width for count in self.widths]
-        made = rows(mixed, self.conv.weight[:, 0], tail, self.conv.bias, heads, [0.0] * len(heads), 0.0, True)
-        return [part.flatten(2) for part in made], tail_after(mixed, tail)
+        lengths = [0.0] * len(heads)
+        made, tail = rows(mixed, self.conv.weight[:, 0], tail, self.conv.bias, heads, lengths, 0.0, True)
+        return [part.flatten(2) for part in made], tail
 
     def gated(self, reads: Tensor, values: Tensor, gate: Tensor) -> Tensor:
         """[batch, time, inner] from reads and values, heads first, and the gate."""

@@ -167,7 +167,7 @@ class MemoryAsContext(Mixer):
         return never_kept(self.gated, attended, reads)
 
     def gated(self, attended: list[Tensor], reads: list[Tensor | None]) -> Tensor:
-        y: Tensor = self.output(torch.cat([self.gate(*both) for both in zip(attended, reads, strict=True)], dim=1))
+        y: Tensor = self.output(self.gate(attended, reads))
         return y
 
     def attend(self, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState) -> tuple[Tensor, ContextState]:
@@ -216,7 +216,7 @@ class MemoryAsContext(Mixer):
         """Keys and values of what the standing memory says, side by side: [batch, time, 2 × dim], not turned."""
         assert self.memory is not None
         assert self.read_norm is not None
-        reads = as_operand(normed(self.read_norm, self.memory.recall(asking, standing)))
+        reads = as_operand(normed(self.read_norm, self.memory.recall(asking, standing).flatten(2)))
         return F.linear(reads, self.attention.qkv.weight[self.dim :])
 
     def context(self, rows: Rows, standing: Weights, pinned: Prefix) -> Heads:

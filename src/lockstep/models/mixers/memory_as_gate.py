@@ -22,7 +22,7 @@ class MemoryAsGate(AttentionAndMemory):
         if state is not None:
             return self.step(x, state)[0]
         reads = None if self.memory is None else self.memory.step(x, None)[0]
-        y: Tensor = self.output(never_kept(self.gate, self.attention.mix(x), reads))
+        y: Tensor = self.output(never_kept(self.gate, [self.attention.mix(x)], [reads]))
         return y
 
     def step(self, x: Tensor, state: BothState | None) -> tuple[Tensor, BothState]:
@@ -31,4 +31,4 @@ class MemoryAsGate(AttentionAndMemory):
         reads, memory = None, state.memory
         if self.memory is not None and isinstance(memory, NeuralState):
             reads, memory = self.memory.step(x, memory)
-        return self.output(self.gate(attended, reads)), BothState(cache, memory)
+        return self.output(self.gate([attended], [reads])), BothState(cache, memory)

@@ -42,9 +42,9 @@ class MemoryAsLayer(AttentionAndMemory):
         return self.output(self.joined(said, mixed)), BothState(cache, memory)
 
     def reads(self, said: Tensor) -> Tensor:
-        """What the memory gives."""
+        """What the memory gives, [batch, time, dim]."""
         assert self.read_norm is not None
-        return per_head(self.read_norm, said, self.attention.heads)
+        return per_head(self.read_norm, said)
 
     def above(self, x: Tensor, said: Tensor) -> Tensor:
         """What attention sees of it."""

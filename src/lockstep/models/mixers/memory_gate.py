@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.rows import joined
 from lockstep.memory.recomputation import as_operand
 
 EPSILON = 1e-6
@@ -22,15 +25,30 @@ class MemoryGate(nn.Module):
         self.read_weight = nn.Parameter(torch.ones(dim)) if use_memory else None
         self.read_bias = nn.Parameter(torch.ones(dim)) if use_memory else None
 
-    def forward(self, attended: Tensor, reads: Tensor | None) -> Tensor:
-        """[batch, time, dim] from both, for a product."""
-        mixed = torch.addcmul(self.attention_bias, self.normal(attended), self.attention_weight)
+    def forward(self, attended: Sequence[Tensor], reads: Sequence[Tensor | None]) -> Tensor:
+        """[batch, time, dim] of a whole text, for a product, from its pieces.
+
+        Each has what attention says, [batch, time, dim], and what is read, [batch, time, heads, head_dim].
+        """
+        if joined.takes(attended, reads):
+            # Triton is needed where it is used alone.
+            from lockstep.kernels.rows.joined_operator import joined as by_kernel
+
+            learned = self.attention_weight, self.attention_bias, self.read_weight, self.read_bias
+            y: Tensor = by_kernel(list(attended), list(reads), *learned, EPSILON)
+            return y
+        pieces = [self.by_torch(*both) for both in zip(attended, reads, strict=True)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+    def by_torch(self, attended: Tensor, reads: Tensor | None) -> Tensor:
+        """Of one piece."""
+        apart = attended.unflatten(-1, (self.heads, -1))
+        mixed = torch.addcmul(self.attention_bias, self.normal(apart), self.attention_weight)
         if reads is None or self.read_weight is None or self.read_bias is None:
             return as_operand(mixed)
         gate = F.silu(torch.addcmul(self.read_bias, self.normal(reads), self.read_weight))
         return as_operand(mixed * gate)
 
-    def normal(self, x: Tensor) -> Tensor:
-        """Each head on its own."""
-        per_head = x.unflatten(-1, (self.heads, -1))
-        return F.rms_norm(per_head, per_head.shape[-1:], eps=EPSILON).flatten(-2)
+    def normal(self, apart: Tensor) -> Tensor:
+        """[batch, time, dim], each head on its own."""
+        return F.rms_norm(apart, apart.shape[-1:], eps=EPSILON).flatten(-2)

@@ -30,7 +30,7 @@ class MemoryLayer(Mixer):
         return y, state
 
     def gated(self, reads: Tensor, gate: Tensor) -> Tensor:
-        return per_head(self.norm, reads, self.memory.heads) * F.silu(gate)
+        return per_head(self.norm, reads) * F.silu(gate)
 
     def initial_state(self, batch: int, capacity: int | None = None) -> NeuralState:
         return self.memory.initial_state(batch)
@@ -60,7 +60,7 @@ class WithoutMemory(Mixer):
         values = self.values(x)
         if self.conv is not None:
             values, tail = self.conv(values, tail)
-        normal = per_head(self.norm, F.silu(values), self.heads)
+        normal = per_head(self.norm, F.silu(values).unflatten(-1, (self.heads, -1)))
         y: Tensor = self.output(normal * F.silu(self.gate(x)))
         return y, tail
 

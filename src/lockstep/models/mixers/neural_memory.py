@@ -19,7 +19,7 @@ from lockstep.memory.recomputation import never_kept
 from lockstep.memory.types import Weights, arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attention import POSITION_BYTES
-from lockstep.models.mixers.convolution import ShortConvolution, tail_after
+from lockstep.models.mixers.convolution import ShortConvolution
 
 SHORTEST, LONGEST = 64, 4096
 """Tokens after which heads have forgotten 1 - 1/e at the beginning of training, spread geometrically."""
@@ -86,7 +86,7 @@ class NeuralMemory(nn.Module):
         self.observer: Callable[[Observation], None] | None = None
 
     def step(self, x: Tensor, state: NeuralState | None, position: int | None = None) -> tuple[Tensor, NeuralState]:
-        """What each token reads, [batch, time, dim], and the state after the last of them.
+        """What each token reads, [batch, time, heads, head_dim], and the state after the last of them.
 
         None starts a sequence; `position` is where all samples stand, if that is known.
         """
@@ -98,7 +98,7 @@ class NeuralMemory(nn.Module):
             self.observer(Observation(queries, keys, values, gates, reads, state.memory, memory))
         if self.ablation == "off":
             reads = torch.zeros_like(reads)
-        return reads.transpose(1, 2).flatten(2), NeuralState(tail, memory)
+        return reads.transpose(1, 2), NeuralState(tail, memory)
 
     def brought(self, x: Tensor, state: NeuralState) -> tuple[Tensor, Tensor, Tensor, Gates, Tail]:
         """Queries, keys and values [batch, heads, time, head_dim], gates, and the tail after these tokens."""
@@ -151,8 +151,8 @@ class NeuralMemory(nn.Module):
         assert self.conv is not None
         assert isinstance(tail, Tensor)
         weight = self.conv.weight[:, 0, : projected.shape[-1]]
-        made = rows(projected, weight, tail, None, [self.heads] * len(lengths), lengths, UNIT_EPSILON, False)
-        return *(x.unflatten(0, (-1, self.heads)) for x in made), tail_after(projected, tail)
+        made, after = rows(projected, weight, tail, None, [self.heads] * len(lengths), lengths, UNIT_EPSILON, False)
+        return *(x.unflatten(0, (-1, self.heads)) for x in made), after
 
     def in_place(self, projected: Tensor) -> bool:
         """Whether there is one token, and our kernel may write over the tail."""
@@ -174,11 +174,11 @@ class NeuralMemory(nn.Module):
         return rows[..., None, :], found[..., None]
 
     def recall(self, queries: Tensor, held: Weights) -> Tensor:
-        """What a memory that stands still says to queries, [batch, time, dim]."""
+        """What a memory that stands still says to queries, [batch, time, heads, head_dim]."""
         reads = recollect(queries, held, self.spec, self.outer)
         if self.ablation == "off":
             reads = torch.zeros_like(reads)
-        return reads.transpose(1, 2).flatten(2)
+        return reads.transpose(1, 2)
 
     def convolved(self, x: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         if self.conv is None:
@@ -283,6 +283,6 @@ def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     return y
 
 
-def per_head(norm: nn.RMSNorm, x: Tensor, heads: int) -> Tensor:
-    """[batch, time, dim], each head normalised on its own."""
-    return normed(norm, x.unflatten(-1, (heads, -1))).flatten(-2)
+def per_head(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """[batch, time, dim] from [batch, time, heads, head_dim], each head normalised on its own."""
+    return normed(norm, x).flatten(-2)

@@ -1,0 +1,26 @@
+"""Where our kernels join what attention and a memory say: texts in bfloat16 on a CUDA device. All else is torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.backends import allows
+from lockstep.kernels.rows.choice import INSTALLED
+
+WIDTHS = (16, 32, 64, 128)
+"""Of heads."""
+
+
+def takes(attended: Sequence[Tensor], reads: Sequence[Tensor | None]) -> bool:
+    """Whether these kernels should run on pieces [batch, time, dim], and reads [batch, time, heads, width] of each."""
+    return allows("triton") and INSTALLED and all(map(suits, attended, reads))
+
+
+def suits(attended: Tensor, reads: Tensor | None) -> bool:
+    """Single tokens are left to a compiler, which has them in registers when the next product begins."""
+    if reads is None or reads.device.type != "cuda" or reads.dtype is not torch.bfloat16 or reads.shape[1] < 2:
+        return False
+    return attended.dtype in (torch.bfloat16, torch.float32) and reads.shape[-1] in WIDTHS
