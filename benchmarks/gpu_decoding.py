@@ -166,7 +166,7 @@ def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     model = built(name, asked)
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
-    room = case.length + (asked.rounds + 2) * DECODED
+    room = case.length + DECODED + asked.rounds * (DECODED + 1)
     others = allocated(asked.device)
     peak = peak_bytes_of(lambda: read(model, context, room), others, asked.device)
     found: list[tuple[Tensor, State]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -30,3 +32,20 @@ def test_an_optimizer_keeps_two_numbers_for_each_weight(architecture: str) -> No
     assert not model.training
     changed = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
     assert all(changed), "it really trains"
+
+
+def test_lower_precision_learns_as_a_trainer_does() -> None:
+    """Each step with the weights that the one before left, not with those that were once cast."""
+    torch.manual_seed(0)
+    model, tokens = build("transformer++", **SMALL), random_tokens(4, 32)
+    other = copy.deepcopy(model).train()
+    measure_training(model, tokens, build_optimizers(model, TrainingSpec()), CPU, rounds=2, lower=torch.bfloat16)
+    (optimizer,) = build_optimizers(other, TrainingSpec())
+    for _ in range(5):  # two for bytes, one to warm up, two that are timed
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = other(tokens, targets=tokens).losses
+        losses.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for one, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, wanted)

@@ -28,7 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
-from lockstep.kernels.recurrences import channel, decayed, delta, selective
+from lockstep.kernels.recurrences import channel, decayed, delta, flow, selective
 from lockstep.kernels.rows.gated_operator import gated
 from lockstep.kernels.rows.joined_operator import joined
 from lockstep.kernels.rows.operator import rows
@@ -196,12 +196,15 @@ def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
 
 
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
-    """A decayed recurrence, likewise."""
-    widths = ((groups, key_dim), (groups, key_dim), (heads, value_dim))
-    queries, keys, values = (torch.randn(1, count, TIME, width).requires_grad_() for count, width in widths)
-    log_keep, state = torch.zeros(1, heads, TIME).requires_grad_(), torch.zeros(1, heads, key_dim, value_dim)
-    reads, _ = decayed.run(queries, keys, values, log_keep, state)
-    reads.sum().backward()
+    """A decayed recurrence, likewise, as a short text has it and as many long ones have it: then programs walk."""
+    widths, usual = ((groups, key_dim), (groups, key_dim), (heads, value_dim)), (flow.PROGRAMS, flow.WALKERS)
+    for time, least in ((TIME, usual), (2 * TIME, (1, 1))):
+        flow.PROGRAMS, flow.WALKERS = least
+        queries, keys, values = (torch.randn(1, count, time, width).requires_grad_() for count, width in widths)
+        log_keep, state = torch.zeros(1, heads, time).requires_grad_(), torch.zeros(1, heads, key_dim, value_dim)
+        reads, _ = decayed.run(queries, keys, values, log_keep, state)
+        reads.sum().backward()
+    flow.PROGRAMS, flow.WALKERS = usual
 
 
 def correct(key_dim: int, value_dim: int) -> None:

@@ -315,11 +315,18 @@ def test_memory_alone(fields: dict[str, Any]) -> None:
 def test_gate(use_memory: bool) -> None:
     gate = MemoryGate(DIM, HEADS, use_memory=use_memory).to(torch.float64)
     y, reads = inputs(), inputs().flip(1) if use_memory else None
+
+    def found() -> Tensor:
+        """Of a text in two pieces."""
+        said = [None] * 2 if reads is None else reads.unflatten(-1, (HEADS, -1)).split((2, y.shape[1] - 2), dim=1)
+        whole: Tensor = gate(y.split((2, y.shape[1] - 2), dim=1), said)
+        return whole
+
     # As it begins, either side passes alone.
     passed = 1 + rms_per_head(y)
-    assert difference(gate(y, reads), passed if reads is None else passed * F.silu(1 + rms_per_head(reads))) < 1e-12
+    assert difference(found(), passed if reads is None else passed * F.silu(1 + rms_per_head(reads))) < 1e-12
     randomise(gate, seed=4)
-    assert difference(gate(y, reads), gated(gate, y, reads)) < 1e-12
+    assert difference(found(), gated(gate, y, reads)) < 1e-12
 
 
 @pytest.mark.parametrize("name", WITH_ATTENTION)

@@ -96,6 +96,7 @@ def test_in_bfloat16(trained: Path, tmp_path: Path) -> None:
     _, found = benched(tmp_path, trained / "gru", "transformer++", *SIZES, "--precision", "bf16")
     assert [found["precision"], found["asked"]["precision"]] == ["bf16", "bf16"]
     assert [one["kernel_backend"] for one in found["models"]] == ["torch", "torch"]
+    assert "kernel_backend" not in found
     lowered = build("transformer++", vocab_size=258, dim=16, depth=1, heads=2).to(torch.bfloat16)
     states = {(length, 1): lowered.cost(length).state_bytes for length in (8, 16)}
     assert values(found, "transformer++", "state_bytes") == states

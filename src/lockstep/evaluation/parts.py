@@ -21,6 +21,7 @@ from lockstep.models.mixers.attention import Attention
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState
 from lockstep.models.mlp import Mlp, SwiGlu
+from lockstep.models.precision import lowered
 
 What = Literal["training", "prefill", "decode"]
 
@@ -83,12 +84,14 @@ def profile(
     device: torch.device,
     rounds: int = 5,
     optimizers: Sequence[torch.optim.Optimizer] = (),
+    lower: torch.dtype | None = None,
 ) -> dict[str, float]:
     """Seconds by part for tokens [batch, time]; parts that a model does not have are absent.
 
     Training is one forward and backward pass of a copy, and a step of its optimizers where they are given; the loss
-    belongs to the output. Decoding is one token after `tokens`, or after fewer of them where positions end. What
-    normalises and adds between parts is the rest, what mixers do around an attention or a memory is the mixer.
+    belongs to the output, and products are of `lower` precision, if one is given. Decoding is one token after `tokens`,
+    or after fewer of them where positions end. What normalises and adds between parts is the rest, what mixers do
+    around an attention or a memory is the mixer.
 
     A memory reads and writes in one function, which does the same work whether or not its gates let anything through.
     So its whole time is measured, and then that of reading alone: the same queries to a memory that stands still. The
@@ -105,7 +108,7 @@ def profile(
         in_mode(model, training=what == "training"),
         torch.inference_mode(what != "training"),
     ):
-        work, times = prepared_work(model, tokens, what, watch, optimizers)
+        work, times = prepared_work(model, tokens, what, watch, optimizers, lower)
         whole = median(seconds(work, rounds, device)) / times
         parts = measured_parts(model, watch, work, rounds)
     scale = whole / sum(parts.values())
@@ -126,12 +129,17 @@ def measured_parts(model: LanguageModel, watch: Stopwatch, work: Callable[[], ob
 
 
 def prepared_work(
-    model: LanguageModel, tokens: Tensor, what: What, watch: Stopwatch, optimizers: Sequence[torch.optim.Optimizer]
+    model: LanguageModel,
+    tokens: Tensor,
+    what: What,
+    watch: Stopwatch,
+    optimizers: Sequence[torch.optim.Optimizer],
+    lower: torch.dtype | None,
 ) -> tuple[Callable[[], object], int]:
     """What a round does, and how many times it does it."""
     batch, time = tokens.shape
     if what == "training":
-        return partial(train, model, tokens, watch, optimizers), 1
+        return partial(train, model, tokens, watch, optimizers, lower), 1
     check_steps(model, time - 1)
     if what == "prefill":
         return lambda: model.step(tokens, model.initial_state(batch, capacity=time)), 1
@@ -148,11 +156,18 @@ def prepared_work(
     return decode, count
 
 
-def train(model: LanguageModel, tokens: Tensor, watch: Stopwatch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def train(
+    model: LanguageModel,
+    tokens: Tensor,
+    watch: Stopwatch,
+    optimizers: Sequence[torch.optim.Optimizer],
+    lower: torch.dtype | None = None,
+) -> None:
     """Forward, backward, and a step of each optimizer; the tokens are their own targets."""
-    logits = model(tokens)
-    with watch.part(OUTPUT):
-        loss = token_losses(logits, tokens).mean()
+    with lowered(tokens.device, lower):
+        logits = model(tokens)
+        with watch.part(OUTPUT):
+            loss = token_losses(logits, tokens).mean()
     with watch.part(BACKWARD):
         loss.backward()
     if optimizers:

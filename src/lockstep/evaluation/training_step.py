@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.evaluation.live_bytes import held_bytes
 from lockstep.evaluation.timing import Spread, in_mode, seconds, spread
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.precision import lowered
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,18 @@ def measure_training(
     optimizers: Sequence[torch.optim.Optimizer],
     device: torch.device,
     rounds: int = 5,
+    lower: torch.dtype | None = None,
 ) -> TrainingTime:
     """Of tokens [batch, time], with optimizers that have not stepped yet; the model's weights change.
 
     What the targets are changes nothing, so the tokens themselves are predicted. Bytes are those of a second step, when
-    the optimizers hold what they keep from the first.
+    the optimizers hold what they keep from the first. Products are of `lower` precision, if one is given.
     """
 
     def step() -> None:
-        model(tokens, targets=tokens).losses.mean().backward()
+        with lowered(device, lower):
+            loss = model(tokens, targets=tokens).losses.mean()
+        loss.backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

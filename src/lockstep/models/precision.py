@@ -1,4 +1,4 @@
-"""Reading in 16 bits."""
+"""Reading and learning in 16 bits."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def as_in_training(model: nn.Module) -> AbstractContextManager[Any]:
     if weight.device.type != "cuda" or weight.dtype is not torch.bfloat16:
         return nullcontext()
     return torch.autocast(weight.device.type, weight.dtype)
+
+
+def lowered(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """For one forward pass, whose products are to be of this kind; None leaves them as they are.
+
+    Entered anew for each: until it is left, torch goes on with the weights as it has once cast them.
+    """
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

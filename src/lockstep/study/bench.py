@@ -97,10 +97,12 @@ def write_bench(
     folder: Path,
 ) -> list[Path]:
     """The paths that were written; the picture comes last. By their labels, `backends` are what ran of each."""
+    here = provenance(device)
+    del here["kernel_backend"]  # each model has its own
     about = {
         "asked": asdict(settings),
         "precision": settings.precision,
-        **provenance(device),
+        **here,
         "models": [{**identity(subject), "kernel_backend": backends[subject.label]} for subject in subjects],
         "cells": [cell.as_dict() for cell in cells],
     }

@@ -17,8 +17,10 @@ from lockstep.evaluation.streaming import measure_streaming
 from lockstep.evaluation.timing import Spread
 from lockstep.evaluation.training_step import measure_training
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.precision import as_in_training
 from lockstep.models.spec import ModelSpec
 from lockstep.study.bench_subjects import Benched
+from lockstep.training.loop import AUTOCAST
 from lockstep.training.optimizers import build_optimizers
 
 SCORED = 65_536
@@ -142,8 +144,8 @@ def training(
         model = subject.model(device)
         tokens = random_tokens(model, batch, length, device)
         optimizers = build_optimizers(model, TrainingSpec())
-        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-            found = measure_training(model, tokens, optimizers, device, settings.rounds)
+        lower = AUTOCAST.get(settings.precision)
+        found = measure_training(model, tokens, optimizers, device, settings.rounds, lower)
         return dict(zip(TRAINING, (found.tokens_per_second, float(found.peak_bytes)), strict=True))
 
     most = subject.spec.max_length if subject.spec.learned_positions else None
@@ -156,7 +158,9 @@ def scoring(subject: Benched, model: LanguageModel, length: int, device: torch.d
     def find() -> Numbers:
         assert subject.prepared is not None
         data = HeldOut(subject.prepared, "test", length, max(1, AT_ONCE // length), max(1, SCORED // length))
-        return {PERPLEXITY[0]: math.exp(min(score_causal(model, data, device).loss, 700.0))}
+        with as_in_training(model):
+            loss = score_causal(model, data, device).loss
+        return {PERPLEXITY[0]: math.exp(min(loss, 700.0))}
 
     refused = subject.unscored or too_long(model, length)
     if refused is None and subject.prepared is not None and "test" in subject.prepared.manifest.asked:

@@ -9,8 +9,6 @@ runs/<run>/measured/{inference,streamed,profile}.json   seconds and bytes, of th
 
 from __future__ import annotations
 
-import torch
-
 from lockstep.evaluation.detail import score_in_detail
 from lockstep.evaluation.inference import longest, measure_batch, measure_inference, measure_training_peak
 from lockstep.evaluation.language import score_causal, score_masked, score_pseudo
@@ -20,6 +18,7 @@ from lockstep.evaluation.pictures import pictures as draw_pictures
 from lockstep.evaluation.samples import write_sample
 from lockstep.evaluation.streaming import measure_streaming
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.precision import lowered
 from lockstep.models.sampling import Sampling
 from lockstep.study.evaluations import tests
 from lockstep.study.run_status import branches, run_status
@@ -133,10 +132,11 @@ def profiles(subject: Subject, model: LanguageModel) -> Found:
     batch = subject.first_tokens(subject.run.data.batch_size * subject.length).view(-1, subject.length)
     found = []
     lower = AUTOCAST.get(training.precision)
-    with torch.autocast(device.type, lower, enabled=lower is not None):
+    with lowered(device, lower):
         peak = measure_training_peak(model, batch)
-        optimizers = build_optimizers(model, training)
-        found.append({"what": "training", "seconds": profile(model, batch, "training", device, rounds, optimizers)})
+    optimizers = build_optimizers(model, training)
+    spent = profile(model, batch, "training", device, rounds, optimizers, lower)
+    found.append({"what": "training", "seconds": spent})
     if model.causal:
         one = subject.first_tokens(subject.length)
         for what in ("prefill", "decode"):

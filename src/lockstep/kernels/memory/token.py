@@ -165,6 +165,8 @@ def replace(standing: Matrices, held: Matrices, position: Tensor, segment: int) 
     """It, written over by what is held now in samples whose `position` [batch] is at the end of a segment."""
     from lockstep.kernels.memory.token_standing import stand_
 
+    if not torch.compiler.is_compiling() and not all(matrix.is_contiguous() for matrix in standing):
+        raise ValueError("a standing memory that is written over must be in tensors that each lie in one piece")
     stand_(list(standing), [matrix.contiguous() for matrix in held], position, segment)
     return standing
 
