@@ -50,7 +50,7 @@ LAUNCHED = {
     "joined": {"joined", "joined_backward"},
     "token rows": {"token_rows"},
     "window": {"turn", "window", "window_queries", "window_keys"},
-    "look": {"look", "join"},
+    "look": {"look"},
 }
 """What is asked of `compiled`, and the kernels of each: no more and no less."""
 

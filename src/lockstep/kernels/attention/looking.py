@@ -19,9 +19,15 @@ from lockstep.kernels.backends import allows
 WIDTHS = (16, 32, 64, 128)
 """Numbers of a head."""
 SLOTS = 64
-"""Keys that a program takes at a time."""
+"""Keys that a program takes at a time where others share the device with it."""
 PROGRAMS = 264
 """Enough to keep a large device busy: two for each of its multiprocessors."""
+SHORT = 512
+"""Slots of a cache that one program takes alone, and at once: fetching them takes as long as telling others of it."""
+NUMBERS = 32768
+"""Of keys that such a program takes at once, at most: what the registers of a multiprocessor have room for."""
+EACH = 2048
+"""Numbers of keys to a warp."""
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -61,8 +67,23 @@ def run(
     return reads[:, None], cache
 
 
-def parts(batch: int, kv_heads: int, slots: int) -> tuple[int, int]:
-    """Into how many parts a cache is cut, and how many tiles each has."""
-    tiles = -(-slots // SLOTS)
-    size = max(math.ceil(tiles * batch * kv_heads / PROGRAMS), 1)
-    return -(-tiles // size), size
+class Sharing(NamedTuple):
+    """How a cache is shared among programs."""
+
+    parts: int
+    tiles: int
+    """Of a part."""
+    slots: int
+    """Of a tile, a power of two."""
+    warps: int
+    """Of a program."""
+
+
+def sharing(batch: int, kv_heads: int, slots: int, width: int) -> Sharing:
+    """Of a short cache one part, in a tile as large as can be where rows leave room for it; of a long one many."""
+    rows, short = batch * kv_heads, slots <= SHORT
+    large = min(max(1 << (slots - 1).bit_length(), SLOTS), NUMBERS // width)
+    tile = large if short and 2 * rows <= PROGRAMS else SLOTS
+    tiles = -(-slots // tile)
+    size = tiles if short else max(math.ceil(tiles * rows / PROGRAMS), 1)
+    return Sharing(-(-tiles // size), size, tile, min(max(tile * width // EACH, 4), 16))

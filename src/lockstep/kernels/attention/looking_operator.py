@@ -1,4 +1,4 @@
-"""The kernels of `looking`, as one operator."""
+"""The kernel of `looking`, as one operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.attention.looking import SLOTS, parts
+from lockstep.kernels.arrivals import advance, counters, is_last
+from lockstep.kernels.attention.looking import sharing
 from lockstep.kernels.attention.reads import LOG2_E, LOWEST
 from lockstep.kernels.record import record
 
@@ -31,16 +32,70 @@ def turned(row: tl.tensor, place: tl.tensor, rates: tl.tensor, HALF: tl.constexp
 
 
 @triton.jit
+def nothing(SLOTS: tl.constexpr, WIDTH: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """What `met` begins with."""
+    none = tl.zeros([SLOTS], tl.float32)
+    return none + LOWEST, none, tl.zeros([SLOTS, WIDTH], tl.float32)
+
+
+@triton.jit
+def met(
+    top: tl.tensor, total: tl.tensor, read: tl.tensor, score: tl.tensor, amount: tl.tensor, value: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Each place of a tile after one more: its highest score, the sum of powers relative to that, and what it has read.
+
+    One more is a key, of amount one, with its value; or a part of the cache, with its own sum and what it has read.
+    """
+    higher = tl.maximum(top, score)
+    fading, power = tl.exp2(top - higher), tl.exp2(score - higher)
+    return higher, total * fading + power * amount, read * fading[:, None] + power[:, None] * value
+
+
+@triton.jit
+def joined(top: tl.tensor, total: tl.tensor, read: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The same of all places together: two numbers, and [WIDTH]."""
+    highest = tl.max(top, axis=0)
+    share = tl.exp2(top - highest)
+    return highest, tl.sum(total * share, axis=0), tl.sum(read * share[:, None], axis=0)
+
+
+@triton.jit
+def read_of_parts(
+    found: tl.tensor,
+    tops: tl.tensor,
+    totals: tl.tensor,
+    first: tl.tensor,
+    parts: int,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """What all parts have read together, [WIDTH], from the first of them on."""
+    top, total, read = nothing(SLOTS, WIDTH)
+    for done in range(0, parts, SLOTS):
+        part = done + tl.arange(0, SLOTS)
+        there, where = part < parts, first + part
+        score = tl.load(tops + where, mask=there, other=LOWEST)
+        amount = tl.load(totals + where, mask=there, other=0.0)
+        places = where[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        value = tl.load(found + places, mask=there[:, None], other=0.0)
+        top, total, read = met(top, total, read, score, amount, value)
+    _, whole, answer = joined(top, total, read)
+    return answer / whole
+
+
+@triton.jit
 def look_kernel(
     qkv: tl.tensor,  # [batch, (GROUP + 2) × kv_heads, WIDTH]: queries, keys, values
     said: tl.tensor,  # [batch, 2 × kv_heads, WIDTH]: keys and values of the first of two rows
     keys: tl.tensor,  # [batch, kv_heads, slots, WIDTH]; the token's own is put there
     values: tl.tensor,
-    position: tl.tensor,  # [batch]
+    position: tl.tensor,  # [batch], one more afterwards
     rates: tl.tensor,  # [HALF]
-    found: tl.tensor,  # [batch, kv_heads, GROUP, parts, WIDTH] in 32 bits; what follows is what comes out
+    found: tl.tensor,  # [batch, kv_heads, GROUP, parts, WIDTH] in 32 bits, where there are several parts
     tops: tl.tensor,  # [batch, kv_heads, GROUP, parts]: the highest score, as a power of two
     totals: tl.tensor,  # the same: sums of powers, relative to it
+    arrived: tl.tensor,  # [batch × kv_heads + batch], see `arrivals`
+    reads: tl.tensor,  # [batch, kv_heads, GROUP, WIDTH]: what comes out
     kv_heads: int,
     slots: int,
     persistent: int,
@@ -52,9 +107,10 @@ def look_kernel(
     WIDTH: tl.constexpr,
     SEGMENTED: tl.constexpr,
 ) -> None:
-    """One program is one part of one head of keys, for all heads of queries that share it."""
+    """One program is one part of one head of keys, for all heads of queries that share it; the last joins the parts."""
     row, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
     sample, head = row // kv_heads, row % kv_heads
+    samples = arrived + tl.num_programs(0) // parts
     ROWS: tl.constexpr = 1 if said is None else 2
     SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
     low = keys.dtype.element_ty
@@ -80,10 +136,8 @@ def look_kernel(
     for member in tl.static_range(GROUP):
         which = row * GROUP + member
         query = turned(queries + (head * GROUP + member) * WIDTH, place, rates, HALF, WIDTH)[None, :] * SCALE
-        top = LOWEST + tl.zeros([SLOTS], tl.float32)
-        total = tl.zeros([SLOTS], tl.float32)
-        read = tl.zeros([SLOTS, WIDTH], tl.float32)
         # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
+        top, total, read = nothing(SLOTS, WIDTH)
         for tile in range(part * size, part * size + size):
             slot = tile * SLOTS + tl.arange(0, SLOTS)
             behind = slot - persistent
@@ -98,16 +152,14 @@ def look_kernel(
                 key = tl.where((slot == said_slot)[:, None], said_key[None, :], key)
                 value = tl.where((slot == said_slot)[:, None], said_value[None, :], value)
             score = tl.where(there, tl.sum(query * key.to(tl.float32), axis=1), LOWEST)
-            higher = tl.maximum(top, score)
-            fading, weight = tl.exp2(top - higher), tl.where(there, tl.exp2(score - higher), 0.0)
-            read = read * fading[:, None] + weight[:, None] * value.to(tl.float32)
-            total = total * fading + weight
-            top = higher
-        highest = tl.max(top, axis=0)
-        share = tl.exp2(top - highest)
-        tl.store(found + (which * parts + part) * WIDTH + wide, tl.sum(read * share[:, None], axis=0))
-        tl.store(tops + which * parts + part, highest)
-        tl.store(totals + which * parts + part, tl.sum(total * share, axis=0))
+            top, total, read = met(top, total, read, score, there.to(tl.float32), value.to(tl.float32))
+        highest, whole, answer = joined(top, total, read)
+        if found is None:
+            tl.store(reads + which * WIDTH + wide, (answer / whole).to(reads.dtype.element_ty))
+        else:
+            tl.store(found + (which * parts + part) * WIDTH + wide, answer)
+            tl.store(tops + which * parts + part, highest)
+            tl.store(totals + which * parts + part, whole)
     # Whoever has a slot puts there what comes, and nobody else looks at it.
     if own_slot // SLOTS // size == part:
         where = own_slot.to(tl.int64) * WIDTH + wide
@@ -118,32 +170,13 @@ def look_kernel(
             where = said_slot.to(tl.int64) * WIDTH + wide
             tl.store(keys + where, said_key)
             tl.store(values + where, said_value)
-
-
-@triton.jit
-def join_kernel(
-    found: tl.tensor,  # [rows, parts, WIDTH]
-    tops: tl.tensor,  # [rows, parts]
-    totals: tl.tensor,
-    reads: tl.tensor,  # [rows, WIDTH]: what comes out
-    position: tl.tensor,  # [batch], one more afterwards
-    heads: int,
-    parts: int,
-    PARTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:
-    """One program is one head of one sample."""
-    row, part = tl.program_id(0), tl.arange(0, PARTS)
-    there, wide = part < parts, tl.arange(0, WIDTH)
-    top = tl.load(tops + row * parts + part, mask=there, other=LOWEST)
-    share = tl.exp2(top - tl.max(top, axis=0))
-    total = tl.sum(share * tl.load(totals + row * parts + part, mask=there, other=0.0), axis=0)
-    where = (row * parts + part)[:, None] * WIDTH + wide[None, :]
-    read = tl.sum(tl.load(found + where, mask=there[:, None], other=0.0) * share[:, None], axis=0)
-    tl.store(reads + row * WIDTH + wide, (read / total).to(reads.dtype.element_ty))
-    if row % heads == 0:
-        at = position + row // heads
-        tl.store(at, tl.load(at) + 1)
+    if found is None:
+        advance(position + sample, at, samples + sample, kv_heads)
+    elif is_last(arrived + row, parts):
+        advance(position + sample, at, samples + sample, kv_heads)
+        for asking in range(row * GROUP, row * GROUP + GROUP):
+            joint = read_of_parts(found, tops, totals, asking * parts, parts, SLOTS, WIDTH)
+            tl.store(reads + asking * WIDTH + wide, joint.to(reads.dtype.element_ty))
 
 
 @torch.library.custom_op(
@@ -166,11 +199,12 @@ def look_(
     """Reads [batch, heads × width] of one token each, as `looking.run` says; everything is in one piece."""
     record(NAME)
     batch, kv_heads, slots, width = keys.shape
-    count, size = parts(batch, kv_heads, slots)
-    found = qkv.new_empty(batch * heads, count, width, dtype=torch.float32)
-    tops, totals = (qkv.new_empty(batch * heads, count, dtype=torch.float32) for _ in range(2))
+    shared = sharing(batch, kv_heads, slots, width)
+    several = (batch * heads, shared.parts) if shared.parts > 1 else None
+    found = qkv.new_empty(*several, width, dtype=torch.float32) if several else None
+    tops, totals = (qkv.new_empty(several, dtype=torch.float32) if several else None for _ in range(2))
     reads = qkv.new_empty(batch, heads * width)
-    look_kernel[(batch * kv_heads * count,)](
+    look_kernel[(batch * kv_heads * shared.parts,)](
         qkv,
         said,
         keys,
@@ -180,20 +214,20 @@ def look_(
         found,
         tops,
         totals,
+        counters("look_", qkv.device, batch * (kv_heads + 1)),
+        reads,
         kv_heads,
         slots,
         persistent,
-        count,
-        size,
+        shared.parts,
+        shared.tiles,
         HALF=0 if rates is None else len(rates),
         GROUP=heads // kv_heads,
-        SLOTS=SLOTS,
+        SLOTS=shared.slots,
         WIDTH=width,
         SEGMENTED=segmented,
-        num_warps=4,
+        num_warps=shared.warps,
     )
-    several = {"PARTS": triton.next_power_of_2(count), "WIDTH": width, "num_warps": 4}
-    join_kernel[(batch * heads,)](found, tops, totals, reads, position, heads, count, **several)
     return reads
 
 
