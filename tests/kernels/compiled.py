@@ -80,6 +80,7 @@ TOKENS = {
     "token": [
         (1, 128, MemorySpec(**WHOLE)),
         (64, 128, MemorySpec(**WHOLE)),
+        (64, 64, MemorySpec(**WHOLE)),
         (1, 256, MemorySpec(rule="gradient-descent", activation="silu", bias="huber")),
     ]
 }

@@ -40,7 +40,7 @@ LAUNCHED = {
     "exact": LINEAR | {"solve", "through_solution"},
     "biases": MLP | STALE,
     "recall": {"recall", "recall_backward", "recall_matrices"},
-    "token": {"token", "token_answer", "token_recall", "token_standing"},
+    "token": {"token", "token_recall", "token_standing"},
     "decayed": DECAYS | {"chain", "read", "adjoint"},
     "delta": DECAYS | {"solve", "write", "delta_read", "unwrite", "delta_adjoint"},
     "channel": {"channel_decays", "channel_chain", "channel_read", "channel_adjoint"},

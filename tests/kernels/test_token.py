@@ -26,6 +26,7 @@ from tests.memory.cases import Case, Fields
 
 pytest.importorskip("triton")
 
+from lockstep.kernels.arrivals import counters
 from lockstep.kernels.memory import token_operator as operator
 from lockstep.kernels.memory.token_standing import stand_
 
@@ -129,6 +130,16 @@ def test_tokens_across_chunks(name: str, over: bool) -> None:
 @pytest.mark.usefixtures("programs")
 def test_samples_at_different_positions(over: bool) -> None:
     require_close(drawn(POINTS["titans"], SMALL._replace(heads=2), 5), over, EXACTLY, [0, 3, 6])
+
+
+@everywhere
+@pytest.mark.usefixtures("programs")
+def test_one_call_after_another(over: bool) -> None:
+    """Of different shapes: each finds the counters as the first did."""
+    for heads, positions in ((2, [3, 0, 2]), (1, [1, 7, 3]), (3, [3, 3, 4]), (2, [3, 0, 2])):
+        require_close(drawn(POINTS["titans"], SMALL._replace(heads=heads), 2), over, EXACTLY, positions)
+    where = torch.empty(0, device=DEVICE).device
+    assert not counters("memory_token_" if over else "memory_token", where, 1).any()
 
 
 @everywhere

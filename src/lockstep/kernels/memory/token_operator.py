@@ -1,4 +1,4 @@
-"""The kernels of `token_step` as two operators: one leaves the state as it was, the other writes over it."""
+"""The kernel of `token_step` as two operators: one leaves the state as it was, the other writes over it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.kernels.memory.token_step import token_answer_kernel, token_kernel
+from lockstep.kernels.arrivals import counters
+from lockstep.kernels.memory.token_step import token_kernel
 from lockstep.kernels.record import record
 
 NAME = "memory token"
@@ -81,35 +82,32 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
     batch, heads, width = token.queries.shape
     rows, hidden = batch * heads, state.point[0].shape[-1]
     split = programs(rows, width, hidden)
-    in_place = after.position is state.position
-    reads = torch.empty_like(token.queries)
+    over, reads = after is state, torch.empty_like(token.queries)
     parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
-    # Not written over before every program has read it.
-    next_position = torch.empty_like(state.position) if in_place else after.position
-    sizes: dict[str, Any] = {"WIDTH": width, "HIDDEN": hidden, "CHUNK": chunk, "SPLIT": split, "IN_PLACE": in_place}
-    sizes |= {"NORM": norm, "RESIDUAL": residual}
     token_kernel[(rows * split,)](
         *token[:-1],
         *(token.anchors or (None, None)),
         *state.matrices,
         state.position,
         *after.matrices,
-        next_position,
+        after.position,
         reads,
         parts,
+        counters("memory_token_" if over else "memory_token", reads.device, rows + batch),
         heads,
         token.anchors[0].shape[0] if token.anchors else 1,
-        **sizes,
+        WIDTH=width,
+        HIDDEN=hidden,
+        CHUNK=chunk,
+        SPLIT=split,
+        IN_PLACE=over,
+        NORM=norm,
+        RESIDUAL=residual,
         BIAS=bias,
         P=p,
         ACTIVATION=activation,
         num_warps=8,
     )
-    if parts is not None:
-        lent, own = (token.queries, token.gain, token.shift), (*after.weights, next_position, *after.point)
-        token_answer_kernel[(rows,)](parts, *lent, *own, after.position, reads, heads, **sizes, num_warps=4)
-    elif in_place:
-        state.position.add_(1)
     return reads
 
 

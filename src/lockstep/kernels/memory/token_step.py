@@ -1,4 +1,4 @@
-"""One token through a memory of two matrices: what the kernels of `token` do.
+"""One token through a memory of two matrices: what the kernel of `token` does.
 
 Vectors meet matrices here, and all of it is multiplied and added in 32 bits. Tiles hold hidden units along the first
 axis and the width along the second, for both matrices alike: rows [1, WIDTH] are tokens, columns [UNITS, 1] are what
@@ -7,7 +7,7 @@ hidden units hold.
 Where programs share a row, each has some of the hidden units. What units must know of each other before they learn is
 the error of the answer at the point alone, so that every program computes that for itself: it reads all of the point
 for it, and of everything else what is its own. What they have to tell each other afterwards are their parts of the new
-answer, which a second kernel adds up. No program waits for another.
+answer, which the last of them adds up. No program waits for another.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lockstep.kernels.arrivals import advance, is_last
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import last_error, normalised, said
 from lockstep.kernels.memory.tiles import place, turned
@@ -40,18 +41,6 @@ def lent(parameters: tl.tensor, where: tl.tensor, otherwise: tl.constexpr) -> tl
     else:
         numbers = tl.load(parameters + where).to(tl.float32)
     return numbers
-
-
-@triton.jit
-def closing(position: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
-    """Whether the token that stands here is the last of its chunk."""
-    return position.to(tl.int32) % CHUNK == CHUNK - 1
-
-
-@triton.jit
-def stored_if(wanted: tl.tensor, to: tl.tensor, numbers: tl.tensor) -> None:
-    if wanted:
-        tl.store(to, numbers)
 
 
 @triton.jit
@@ -95,9 +84,10 @@ def token_kernel(
     next_weights_2: tl.tensor,
     next_velocity_1: tl.tensor,
     next_velocity_2: tl.tensor,
-    next_position: tl.tensor,  # not the position itself, which others may have to read yet
-    reads: tl.tensor,  # [rows, WIDTH], where a row has one program
-    parts: tl.tensor,  # [rows, SPLIT, WIDTH] in 32 bits, where it has more: what each has to say
+    next_position: tl.tensor,
+    reads: tl.tensor,  # [rows, WIDTH]
+    parts: tl.tensor,  # [rows, SPLIT, WIDTH] in 32 bits, where a row has more than one program: what each has to say
+    arrived: tl.tensor,  # [rows + batch], see `arrivals`
     heads: int,
     anchor_rows: int,
     WIDTH: tl.constexpr,
@@ -111,7 +101,7 @@ def token_kernel(
     P: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ) -> None:
-    """One program is one part of the hidden units of one row; IN_PLACE says that matrices come out where they were."""
+    """One program is one part of the hidden units of one row; IN_PLACE says that all comes out where it was."""
     index, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     row, sample, head = index.to(tl.int64), index // heads, index % heads
     SIZE: tl.constexpr = WIDTH * HIDDEN
@@ -162,59 +152,27 @@ def token_kernel(
         held_2 += rest_2.to(tl.float32) * (1.0 - kept)
     tl.store(next_weights_1 + at_1, held_1)
     tl.store(next_weights_2 + at_2, held_2)
-    closes = closing(at, CHUNK)
+    closes = at.to(tl.int32) % CHUNK == CHUNK - 1
     if not IN_PLACE:
         tl.store(next_point_1 + at_1, tl.where(closes, held_1, start_1))
         tl.store(next_point_2 + at_2, tl.where(closes, held_2, start_2))
-    elif SPLIT == 1:
-        tl.debug_barrier()  # all of the point is read before any of it is written
-        stored_if(closes, next_point_1 + at_1, held_1)
-        stored_if(closes, next_point_2 + at_2, held_2)
-    stored_if((head == 0) & (part == 0), next_position + sample, at + 1)
 
     answer = through_second(activate(through_first(query, held_1), ACTIVATION), held_2)
-    if SPLIT == 1:
+    if SPLIT > 1:
+        tl.store(parts + (row * SPLIT + part) * WIDTH + wide, answer)
+        finished = is_last(arrived + row, SPLIT)
+    else:
+        tl.debug_barrier()  # all of the weights are written before any of them is copied
+        finished = True
+    if finished:
+        # Nobody reads the old point of this row any more, nor the old position for it.
+        advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
+        if SPLIT > 1:
+            said_by_parts = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
+            answer = tl.sum(said_by_parts, axis=0, keep_dims=True)
         read = read_from(answer, query, g, s, NORM, RESIDUAL)
         tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
-    else:
-        tl.store(parts + (row * SPLIT + part) * WIDTH + wide, answer)
-
-
-@triton.jit
-def token_answer_kernel(
-    parts: tl.tensor,  # [rows, SPLIT, WIDTH] in 32 bits
-    queries: tl.tensor,  # [rows, WIDTH]
-    gain: tl.tensor,  # [heads, WIDTH]
-    shift: tl.tensor,
-    weights_1: tl.tensor,  # [rows, WIDTH, HIDDEN], as they are now
-    weights_2: tl.tensor,
-    next_position: tl.tensor,  # [batch]
-    point_1: tl.tensor,  # what comes out where it is in place and a chunk closes
-    point_2: tl.tensor,
-    position: tl.tensor,  # what comes out where it is in place
-    reads: tl.tensor,  # [rows, WIDTH]: what comes out
-    heads: int,
-    WIDTH: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    IN_PLACE: tl.constexpr,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-) -> None:
-    """One program is one row. Nobody reads the old point any more."""
-    index = tl.program_id(0)
-    row, sample, head = index.to(tl.int64), index // heads, index % heads
-    wide = tl.arange(0, WIDTH)[None, :]
-    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
-    g, s = lent(gain, head * WIDTH + wide, 1.0), lent(shift, head * WIDTH + wide, 0.0)
-    said_by_parts = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
-    read = read_from(tl.sum(said_by_parts, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
-    tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
-    if IN_PLACE:
-        after = tl.load(next_position + sample)
-        stored_if(head == 0, position + sample, after)
-        closes = closing(after - 1, CHUNK)
-        where = row * WIDTH * HIDDEN + tl.arange(0, WIDTH * HIDDEN)
-        copied_if(closes, point_1 + where, weights_1 + where)
-        copied_if(closes, point_2 + where, weights_2 + where)
+        if IN_PLACE:
+            where = row * SIZE + tl.arange(0, SIZE)
+            copied_if(closes, next_point_1 + where, next_weights_1 + where)
+            copied_if(closes, next_point_2 + where, next_weights_2 + where)
