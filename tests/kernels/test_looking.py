@@ -17,6 +17,7 @@ from lockstep.kernels.record import backend
 from lockstep.models.decoding import Decoder
 from lockstep.models.registry import build
 from lockstep.models.rotary import rotate, speeds
+from lockstep.models.state import stack
 from tests.kernels.memories import DEVICE
 
 pytest.importorskip("triton")
@@ -227,7 +228,7 @@ def test_models_decode_alike(name: str, decoded: bool, monkeypatch: pytest.Monke
     logits = []
     for taken in (True, False):
         monkeypatch.setattr(looking, "takes", lambda qkv, _, taken=taken: taken and qkv.shape[1] == 1)
-        state = model.step(tokens[:, :5], model.initial_state(2, capacity=40))[1]
+        state = stack([model.step(tokens[:1, :length], model.initial_state(1, capacity=40))[1] for length in (5, 2)])
         decoder, said = Decoder(model, state), []
         for place in range(5, 25):
             one, state = model.step(tokens[:, place, None], state)

@@ -20,6 +20,7 @@ from lockstep.laws.subject import randomise
 from lockstep.memory import MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.models.decoding import Decoder
 from lockstep.models.registry import build
+from lockstep.models.state import named_tensors, stack
 from tests.kernels.memories import DEVICE, Size, away_from_turns, each_tensor, harsh
 from tests.kernels.test_memory_operator import NUMBERS, SHAPES
 from tests.memory.cases import Case, Fields
@@ -309,12 +310,16 @@ def test_when_it_is_chosen() -> None:
 @pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mal", "yaad"])
 @torch.inference_mode()
 def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a decoder, which writes over its state, and by `step`, which does not: as by torch."""
+    """By a decoder, which writes over its state, and by `step`, which does not: as by torch.
+
+    Samples reach the ends of their chunks and segments at different tokens.
+    """
     fields = {"segment": 16, "window": 7} if name in ("titans-mac", "titans-mal") else {}
     model = build(name, vocab_size=17, max_length=64, dim=32, depth=2, heads=2, chunk=16, **fields).to(DEVICE).eval()
     randomise(model, seed=0)
     tokens = torch.randint(17, (2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    _, state = model.step(tokens[:, :28], model.initial_state(2, capacity=40))
+    lengths = torch.tensor([28, 21])
+    state = stack([model.step(tokens[:1, :length], model.initial_state(1, capacity=40))[1] for length in lengths])
     logits: dict[str, list[Tensor]] = {"torch": [], "step": [], "decoder": []}
     for way, said in logits.items():
         taken = way != "torch"
@@ -327,6 +332,10 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             else:
                 read, going = model.step(tokens[:, place, None], going)
                 said.append(read[:, -1])
+        after = decoder.state if way == "decoder" else going
+        places = [x.cpu() for _, x in named_tensors(after) if x.dtype is torch.int64]
+        assert len(places) > 2, "one of the model, and of each layer"
+        assert all(torch.equal(place, lengths + 12) for place in places)
     assert "memory token" in backend()
     assert ("recall token" in backend()) == ("standing" in backend()) == (name == "titans-mac")
     for way in ("step", "decoder"):
