@@ -29,6 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
 from lockstep.kernels.recurrences import channel, decayed, delta, flow, selective
+from lockstep.kernels.recurrences import token as recurrence_token
 from lockstep.kernels.rows.gated_operator import gated
 from lockstep.kernels.rows.joined_operator import joined
 from lockstep.kernels.rows.operator import rows
@@ -58,6 +59,8 @@ SPECS = {
 }
 RECURRENCES = {"decayed": [(1, 16, 128, 64), (2, 2, 64, 128), (1, 1, 256, 512), (2, 2, 64, 65)]}
 """Heads of keys and of values, and their widths."""
+STEPS = {"recurrence token": [(1, 16, 128, 64), (6, 6, 64, 128), (4, 4, 256, 512), (2, 2, 64, 65)]}
+"""The same, of single tokens."""
 DELTAS = {"delta": [(64, 64), (128, 128), (96, 192), (256, 512)]}
 """Widths of keys and of values."""
 CHANNELS = {"channel": [(32, 64), (64, 65), (256, 512)]}
@@ -208,6 +211,15 @@ def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
     flow.PROGRAMS, flow.WALKERS = usual
 
 
+def recur_once(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
+    """One token of all rules, likewise."""
+    queries, keys = (torch.randn(1, groups, 1, key_dim).bfloat16() for _ in range(2))
+    values, state = torch.randn(1, heads, 1, value_dim).bfloat16(), torch.zeros(1, heads, key_dim, value_dim)
+    number, channels = torch.zeros(1, heads, 1), torch.zeros(1, heads, 1, key_dim)
+    for log_keep, rate in ((None, None), (number, None), (channels, None), (number, number)):
+        recurrence_token.run(queries, keys, values, log_keep, rate, state)
+
+
 def correct(key_dim: int, value_dim: int) -> None:
     """The delta rule, likewise."""
     widths = (key_dim, key_dim, value_dim)
@@ -303,6 +315,8 @@ def main() -> None:
         decode(batch, hidden, spec)
     for sizes in RECURRENCES.get(asked, ()):
         recur(*sizes)
+    for sizes in STEPS.get(asked, ()):
+        recur_once(*sizes)
     for widths in DELTAS.get(asked, ()):
         correct(*widths)
     for widths in CHANNELS.get(asked, ()):

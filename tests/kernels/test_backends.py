@@ -16,6 +16,7 @@ from lockstep.kernels.attention import looking, window
 from lockstep.kernels.backends import allows, missing, using
 from lockstep.kernels.memory import token
 from lockstep.kernels.recurrences import channel, decayed, delta, selective
+from lockstep.kernels.recurrences import token as recurrence_token
 from lockstep.kernels.rows import choice, gated, joined
 from lockstep.kernels.rows import token as token_rows
 from lockstep.memory import MemorySpec
@@ -72,6 +73,7 @@ def each_that_takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], b
         "window": lambda: window.takes(tokens, 64, 4, 16),
         "look": lambda: looking.takes(single, 64),
         "token": lambda: token.takes(one, memory.weights, spec),
+        "recurrence token": lambda: recurrence_token.takes(one, state),
         "decayed": lambda: decayed.takes(rows, rows),
         "delta": lambda: delta.takes(rows, rows),
         "channel-decayed": lambda: channel.takes(rows, rows),

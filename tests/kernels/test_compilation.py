@@ -43,6 +43,7 @@ LAUNCHED = {
     "token": {"token", "token_recall", "token_standing"},
     "decayed": DECAYS | {"chain", "read", "adjoint"},
     "delta": DECAYS | {"solve", "write", "delta_read", "unwrite", "delta_adjoint"},
+    "recurrence token": {"recur"},
     "channel": {"channel_decays", "channel_chain", "channel_read", "channel_adjoint"},
     "selective": {"segment", "join", "read", "adjoint"},
     "rows": {"rows", "rows_backward"},

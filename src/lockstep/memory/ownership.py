@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+from torch import Tensor
+
 _given_up = False
 
 
@@ -25,3 +28,8 @@ def given_up() -> Iterator[None]:
 
 def is_given_up() -> bool:
     return _given_up
+
+
+def owned(state: Tensor) -> Tensor:
+    """What may be written over: the tensor itself where it was given up, and a copy in one piece elsewhere."""
+    return state if _given_up else state.clone(memory_format=torch.contiguous_format)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.kernels.attention import looking
 from lockstep.kernels.attention import window as kernels
-from lockstep.memory.ownership import is_given_up
+from lockstep.memory.ownership import owned
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.attending import attend, attend_in, skips
 from lockstep.models.mixers.cache import KeyValueCache, Prefix
@@ -143,7 +143,7 @@ class Attention(Mixer):
         self, qkv: Tensor, cache: KeyValueCache, said: Tensor | None = None, *, segmented: bool = False
     ) -> tuple[Tensor, KeyValueCache]:
         """Attention [batch, 1, dim] of one token by that kernel, see there; the cache after it."""
-        held = looking.Cache(*cache) if is_given_up() else looking.Cache(*(part.clone() for part in cache))
+        held = looking.Cache(*map(owned, cache))
         rates = None
         if self.rope_theta is not None and self.rotary_dim:
             from lockstep.models.mixers.prepared import prepared

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from lockstep.kernels import fla
 from lockstep.kernels.recurrences import channel as kernels
+from lockstep.kernels.recurrences import token
 from lockstep.memory.derivatives import only_first
+from lockstep.memory.ownership import owned
 from lockstep.memory.types import arithmetic, exactly
 
 
@@ -32,6 +34,8 @@ def channel_decayed(
     queries, keys, log_keep [batch, heads, time, key_dim], values [batch, heads, time, value_dim], state [batch, heads,
     key_dim, value_dim]. At most `chunk` tokens are worked on as one; no result depends on it.
     """
+    if token.takes(keys, state):
+        return token.run(queries, keys, values, log_keep, None, owned(state))
     if kernels.takes(keys, values):
         return kernels.run(queries, keys, values, log_keep, state)
     if fla.takes("channel-decayed", queries, keys, values):

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from lockstep.kernels import fla
 from lockstep.kernels.recurrences import decayed as kernels
+from lockstep.kernels.recurrences import token
 from lockstep.memory.derivatives import only_first
+from lockstep.memory.ownership import owned
 from lockstep.memory.types import arithmetic, exactly
 
 
@@ -38,6 +40,8 @@ def decayed(
     neighbouring heads of values, and without log_keep nothing is forgotten. At most `chunk` tokens are worked on as
     one; no result depends on it.
     """
+    if token.takes(keys, state):
+        return token.run(queries, keys, values, log_keep, None, owned(state))
     if kernels.takes(keys, values):
         return kernels.run(queries, keys, values, log_keep, state)
     if fla.takes("decayed", queries, keys, values):

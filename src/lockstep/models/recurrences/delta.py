@@ -18,7 +18,9 @@ from torch import Tensor
 
 from lockstep.kernels import fla
 from lockstep.kernels.recurrences import delta as kernels
+from lockstep.kernels.recurrences import token
 from lockstep.memory.coefficients import products
+from lockstep.memory.ownership import owned
 from lockstep.memory.types import arithmetic, exactly
 from lockstep.models.cost import Cost
 from lockstep.models.recurrences.decayed import division
@@ -51,6 +53,8 @@ def delta_rule(
     [batch, heads, time], state [batch, heads, key_dim, value_dim]; without log_keep nothing is forgotten. At most
     `chunk` tokens are worked on as one, and no result depends on it.
     """
+    if token.takes(keys, state):
+        return token.run(queries, keys, values, log_keep, rate, owned(state))
     if kernels.takes(keys, values):
         return kernels.run(queries, keys, values, rate, log_keep, state)
     operation: fla.Operation = "delta-rule" if log_keep is None else "gated-delta-rule"
