@@ -294,12 +294,13 @@ def join(width: int) -> None:
 
 def bring(width: int, taps: int, gates: bool) -> None:
     """What one token brings to a memory in bfloat16, with gates of all kinds or queries alone."""
-    dim, units = HEADS * width, [True, True, False] if gates else [True]
-    channels = len(units) * dim
+    dim, lengths = HEADS * width, [1.0, 1.0, 0.0] if gates else [1.0]
+    channels = len(lengths) * dim
     projected, tail = torch.randn(1, channels).bfloat16(), torch.zeros(1, taps - 1, channels).bfloat16()
     gating = (torch.randn(1, dim).bfloat16(), torch.randn(4 * HEADS, dim), torch.randn(4 * HEADS))
-    setting = (HEADS, units, 1e-6, True, True, 0.5)
-    token_rows_(projected, torch.randn(taps, channels), tail, *(gating if gates else (None,) * 3), *setting)
+    setting = ([HEADS] * len(lengths), lengths, 1e-6, True, True, 0.5)
+    bias = None if gates else torch.randn(channels)
+    token_rows_(projected, torch.randn(taps, channels), tail, bias, *(gating if gates else (None,) * 3), *setting)
 
 
 def main() -> None:

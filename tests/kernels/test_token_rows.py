@@ -17,11 +17,14 @@ from torch import Tensor
 
 from lockstep.kernels.memory import token as memory_token
 from lockstep.kernels.record import backend
+from lockstep.kernels.recurrences import token as recurrence_token
 from lockstep.kernels.rows import token
 from lockstep.laws.subject import randomise
 from lockstep.memory import Gates, MemorySpec
 from lockstep.memory.ownership import given_up
 from lockstep.models.decoding import Decoder, own
+from lockstep.models.mixers.delta_net import GatedDeltaNet
+from lockstep.models.mixers.mamba2 import Mamba2
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Observation
 from lockstep.models.registry import build
 from lockstep.models.state import map_state
@@ -36,7 +39,7 @@ from lockstep.kernels.rows import token_operator as operator
 EXACTLY, ROUNDED = 1e-4, 1e-2
 """Relative errors of norms with tokens of float32 and of bfloat16."""
 PRECISIONS = [(torch.float32, EXACTLY), (torch.bfloat16, ROUNDED)]
-UNITS = [True, True, False]
+LENGTHS = [1.0, 1.0, 0.0]
 
 
 class Size(NamedTuple):
@@ -98,8 +101,8 @@ def require_close(size: Size, dtype: torch.dtype, bound: float, kind: str = "kee
         qkv = normal(size.batch, 1, 3 * dim, seed=2 + t, dtype=dtype)
         x = normal(size.batch, 1, dim, seed=100 + t, dtype=dtype)
         *wanted, after = exact.rows(qkv.double(), tail.double(), nowhere)
-        found, gates = layer.made_in_place(qkv, tail, UNITS, x)
-        assert found.dtype is dtype
+        found, gates = layer.made_in_place(qkv, tail, LENGTHS, x)
+        assert all(row.dtype is dtype and row.is_contiguous() for row in found)
         assert gates.dtype is torch.float32
         assert farthest(found, wanted) < bound
         assert farthest(gates, present(exact.gate_values(x.double()))) < bound
@@ -132,7 +135,7 @@ def test_gates_of_any_input_are_bounded() -> None:
     for bias in (-200.0, 200.0):
         layer.gates.bias.fill_(bias)
         x = normal(3, 1, layer.dim, seed=0)
-        _, found = layer.made_in_place(normal(3, 1, 96, seed=1), normal(3, 3, 96, seed=2), UNITS, x)
+        _, found = layer.made_in_place(normal(3, 1, 96, seed=1), normal(3, 3, 96, seed=2), LENGTHS, x)
         wanted = torch.stack(present(layer.gate_values(x)))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-30)
 
@@ -140,8 +143,8 @@ def test_gates_of_any_input_are_bounded() -> None:
 @torch.no_grad()
 def test_an_empty_row_stays_empty() -> None:
     layer = drawn(Size())
-    made, _ = layer.made_in_place(torch.zeros(1, 1, 96, device=DEVICE), torch.zeros(1, 3, 96, device=DEVICE), UNITS)
-    assert not made.any()
+    made, _ = layer.made_in_place(torch.zeros(1, 1, 96, device=DEVICE), torch.zeros(1, 3, 96, device=DEVICE), LENGTHS)
+    assert not torch.cat(made).any()
 
 
 @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
@@ -169,8 +172,8 @@ def test_a_tail_of_another_precision() -> None:
     exact, nowhere = copy.deepcopy(layer).double(), torch.zeros(3, device=DEVICE)
     qkv = normal(3, 1, 96, seed=2, dtype=torch.bfloat16)
     *wanted, after = exact.rows(qkv.double(), tail.double(), nowhere)
-    found, _ = layer.made_in_place(qkv, tail, UNITS)
-    assert found.dtype is torch.bfloat16
+    found, _ = layer.made_in_place(qkv, tail, LENGTHS)
+    assert found[0].dtype is torch.bfloat16
     assert farthest(found, wanted) < ROUNDED
     assert torch.equal(tail.double(), torch.as_tensor(after))
 
@@ -183,7 +186,8 @@ def given(size: Size, gates: bool = True) -> tuple[Any, ...]:
     rows = normal(size.batch, channels, seed=1), layer.conv.weight[:, 0, :channels].detach()
     tail, x = normal(size.batch, size.taps - 1, channels, seed=2), normal(size.batch, layer.dim, seed=3)
     gating = (x, layer.gates.weight.detach(), layer.gates.bias.detach()) if gates else (None, None, None)
-    return *rows, tail, *gating, size.heads, UNITS if gates else [True], 1e-6, True, False, 0.5
+    parts = ([size.heads] * 3, LENGTHS) if gates else ([size.heads], [1.0])
+    return *rows, tail, None, *gating, *parts, 1e-6, True, False, 0.5
 
 
 def test_nothing_but_the_tail_is_written_over() -> None:
@@ -322,3 +326,64 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for memory in (False, True):
         torch.testing.assert_close(said(rows=True, memory=memory), wanted, rtol=1e-3, atol=1e-4)
     assert ("token rows" in backend()) == (name != "ttt-mlp")
+
+
+class TestRivals:
+    """Rows of the delta rule and of Mamba-2: parts of different sizes, other lengths, a bias."""
+
+    @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+    @pytest.mark.parametrize(("key_dim", "value_dim", "conv"), [(16, 16, 4), (16, 32, 2), (32, 64, 4)])
+    @torch.no_grad()
+    def test_delta_rule(self, key_dim: int, value_dim: int, conv: int, dtype: torch.dtype, bound: float) -> None:
+        mixer = GatedDeltaNet(48, 3, key_dim, value_dim, conv=conv, chunk=64).to(DEVICE, dtype)
+        exact, channels = copy.deepcopy(mixer).double(), sum(mixer.widths)
+        tail = normal(2, conv - 1, channels, seed=1, dtype=dtype)
+        for t in range(conv + 1):
+            qkv = normal(2, 1, channels, seed=2 + t, dtype=dtype)
+            *wanted, after = exact.rows(qkv.double(), tail.double())
+            *found, same = mixer.made_in_place(qkv, tail)
+            assert same is tail
+            assert [x.shape for x in found] == [x.shape for x in wanted]
+            assert farthest(found, wanted) < bound
+            assert torch.equal(tail.double(), torch.as_tensor(after))
+
+    @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+    @torch.no_grad()
+    def test_mamba2(self, dtype: torch.dtype, bound: float, forced: None) -> None:
+        mixer = Mamba2(16, inner=64, head_dim=16, state_dim=32, groups=1, conv=4, chunk=64)
+        randomise(mixer, seed=0)
+        mixer = mixer.to(DEVICE, dtype)
+        exact, channels = copy.deepcopy(mixer).double(), sum(mixer.widths)
+        tail = normal(2, 3, channels, seed=1, dtype=dtype)
+        for t in range(5):
+            mixed = normal(2, 1, channels + 9, seed=2 + t, dtype=dtype)[..., 4 : channels + 4]
+            wanted, after = exact.convolved(mixed.double(), tail.double())
+            with given_up():
+                found, same = mixer.convolved(mixed, tail)
+            assert same is tail
+            assert [x.shape for x in found] == [x.shape for x in wanted]
+            assert farthest(found, wanted) < bound
+            assert torch.equal(tail.double(), after)
+        assert "token rows" in backend()
+
+    @pytest.mark.parametrize("name", ["deltanet", "gated-deltanet", "mamba2"])
+    @torch.inference_mode()
+    def test_models_decode_alike(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With kernels for rows and for the recurrence, with one of them, and with none."""
+        fields = {"d_state": 16, "head_dim": 16} if name == "mamba2" else {"heads": 2}
+        model = build(name, vocab_size=17, dim=32, depth=2, **fields).to(DEVICE).eval()
+        randomise(model, seed=0)
+        tokens = torch.randint(17, (2, 12), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        _, state = model.step(tokens[:, :5], None)
+
+        def said(rows: bool, recurrence: bool) -> Tensor:
+            monkeypatch.setattr(token, "takes", lambda projected, *_: rows and projected.shape[1] == 1)
+            monkeypatch.setattr(recurrence_token, "takes", lambda keys, _: recurrence and keys.shape[2] == 1)
+            decoder = Decoder(model, state)
+            return torch.stack([decoder.step(tokens[:, place, None]) for place in range(5, 12)])
+
+        wanted = said(rows=False, recurrence=False)
+        assert backend() == "torch"
+        for rows, recurrence in ((True, False), (False, True), (True, True)):
+            torch.testing.assert_close(said(rows, recurrence), wanted, rtol=1e-3, atol=1e-4)
+        assert "recurrence token, token rows" in backend()

@@ -1,5 +1,7 @@
 """What one token of each sample brings to a memory, rows and gates, as one operator that writes over the tail.
 
+Rows are what `operator` makes of many tokens: parts of several heads each, all of one width.
+
 Decoding is bound by how many kernels it launches, so that all of it is one; in 32 bits, whatever comes in.
 """
 
@@ -27,8 +29,9 @@ def make_row(
     projected: tl.tensor,  # [WIDTH], of a head and a part of it, and so on
     weight: tl.tensor,  # [TAPS, WIDTH], `weight_stride` apart
     tail: tl.tensor,  # [TAPS - 1, WIDTH], `channels` apart: written over
+    offset: tl.tensor,  # [1, WIDTH]: the bias
     row: tl.tensor,  # [WIDTH]: what comes out
-    unit: tl.tensor,  # whether it is given unit length
+    length: tl.tensor,  # that it is given; 0 leaves it as it is
     weight_stride: int,
     channels: int,
     WIDTH: tl.constexpr,
@@ -40,8 +43,8 @@ def make_row(
     x, before = tl.load(projected + wide), ()
     for tap in tl.static_range(TAPS - 1):
         before = extended(before, tl.load(tail + tap * channels + wide))
-    y = activate(convolved(before, x, taps, offset_of(None, 0, WIDTH), TAPS), "silu")
-    y *= tl.where(unit, scale_of(y, EPSILON), 1.0)
+    y = activate(convolved(before, x, taps, offset, TAPS), "silu")
+    y *= tl.where(length == 0, 1.0, scale_of(y, EPSILON) * length)
     tl.store(row + wide, y.to(row.dtype.element_ty))
     tl.debug_barrier()  # all of the tail is read before any of it is written
     for tap in tl.static_range(TAPS - 2):
@@ -82,20 +85,24 @@ def gate_of(
 
 @triton.jit
 def token_rows_kernel(
-    projected: tl.tensor,  # [batch, PARTS × heads × WIDTH]
-    weight: tl.tensor,  # [TAPS, PARTS × heads × WIDTH], `weight_stride` apart
-    tail: tl.tensor,  # [batch, TAPS - 1, PARTS × heads × WIDTH]: written over
+    projected: tl.tensor,  # [batch, all heads × WIDTH]
+    weight: tl.tensor,  # [TAPS, all heads × WIDTH], `weight_stride` apart
+    tail: tl.tensor,  # [batch, TAPS - 1, all heads × WIDTH]: written over
+    bias: tl.tensor,  # [all heads × WIDTH]
     x: tl.tensor,  # [batch, DIM]
-    gate_weight: tl.tensor,  # [gates × heads, DIM]: of keep none where nothing decays
-    gate_bias: tl.tensor,  # [gates × heads]
-    rows: tl.tensor,  # [PARTS, batch, heads, WIDTH]: what comes out
-    gates: tl.tensor,  # [GATES, batch, heads]: what comes out
-    units: int,
-    heads: int,
+    gate_weight: tl.tensor,  # [gates × heads of the first part, DIM]: of keep none where nothing decays
+    gate_bias: tl.tensor,  # [gates × heads of the first part]
+    rows: tl.tensor,  # of each part [batch, heads, WIDTH], one behind the other: what comes out
+    gates: tl.tensor,  # [GATES, batch, heads of the first part]: what comes out
+    second: int,  # the first head of the second part
+    third: int,
+    heads: int,  # of all parts
     weight_stride: int,
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
-    PARTS: tl.constexpr,
+    FIRST_LENGTH: tl.constexpr,  # of vectors of the first part, and so on
+    SECOND_LENGTH: tl.constexpr,
+    THIRD_LENGTH: tl.constexpr,
     EPSILON: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -104,17 +111,21 @@ def token_rows_kernel(
     THRESHOLD: tl.constexpr,
     LARGEST: tl.constexpr,
 ) -> None:
-    """One program is one row of one part, or one gate, of one head of one sample; no two touch the same of a tail."""
-    index, part, count = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    sample, head = (index // heads).to(tl.int64), index % heads
-    if part < PARTS:
-        column, channels = (part * heads + head) * WIDTH, PARTS * heads * WIDTH
+    """One program is one head, or one gate of one, of one sample; no two touch the same of a tail."""
+    sample, head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(0)
+    if head < heads:
+        column, channels = head * WIDTH, heads * WIDTH
+        # Of its part: the first head, how many there are, and the length of its vectors.
+        first = tl.where(head < second, 0, tl.where(head < third, second, third))
+        count = tl.where(head < second, second, tl.where(head < third, third, heads)) - first
+        later = tl.where(head < third, SECOND_LENGTH, THIRD_LENGTH)
         make_row(
             projected + sample * channels + column,
             weight + column,
             tail + sample * (TAPS - 1) * channels + column,
-            rows + (part * count + index) * WIDTH,
-            (units >> part) & 1 == 1,
+            offset_of(bias, column, WIDTH),
+            rows + (batch * first + sample * count + head - first) * WIDTH,
+            tl.where(head < second, FIRST_LENGTH, later),
             weight_stride,
             channels,
             WIDTH,
@@ -122,24 +133,31 @@ def token_rows_kernel(
             EPSILON,
         )
     elif GATES:
-        gate = part - PARTS
-        which = (gate if DECAY else tl.maximum(gate - 1, 0)) * heads + head
-        logit = logit_of(x + sample * DIM, gate_weight + which * DIM, gate_bias + which, DIM, BLOCK)
-        tl.store(gates + gate * count + index, gate_of(logit, gate, GATES, DECAY, THRESHOLD, LARGEST))
+        gate, which = (head - heads) // second, (head - heads) % second
+        learned = (gate if DECAY else tl.maximum(gate - 1, 0)) * second + which
+        logit = logit_of(x + sample * DIM, gate_weight + learned * DIM, gate_bias + learned, DIM, BLOCK)
+        value = gate_of(logit, gate, GATES, DECAY, THRESHOLD, LARGEST)
+        tl.store(gates + (gate * batch + sample) * second + which, value)
+
+
+LENGTHS = ("FIRST_LENGTH", "SECOND_LENGTH", "THIRD_LENGTH")
+TENSORS = 7
 
 
 class Token(NamedTuple):
     """One call; everything but the weight in one piece, the gates' share missing where none are wanted."""
 
-    projected: Tensor  # [batch, parts × heads × width]
-    weight: Tensor  # [taps, parts × heads × width]
-    tail: Tensor  # [batch, taps - 1, parts × heads × width], of what came before
+    projected: Tensor  # [batch, all heads × width]
+    weight: Tensor  # [taps, all heads × width]
+    tail: Tensor  # [batch, taps - 1, all heads × width], of what came before
+    bias: Tensor | None  # [all heads × width]
     x: Tensor | None  # [batch, dim]
-    gate_weight: Tensor | None  # [gates × heads, dim]
-    gate_bias: Tensor | None  # [gates × heads]
-    heads: int
-    units: Sequence[bool]
-    """Of each part, whether its vectors are given unit length."""
+    gate_weight: Tensor | None  # [gates × heads of the first part, dim]
+    gate_bias: Tensor | None  # [gates × heads of the first part]
+    heads: Sequence[int]
+    """Of each part, of which there are three at most."""
+    lengths: Sequence[float]
+    """That each part's vectors are given; 0 leaves them as they are."""
     epsilon: float
     decay: bool
     """Whether the first gate is there: without it everything is kept."""
@@ -150,47 +168,61 @@ class Token(NamedTuple):
 
     @property
     def width(self) -> int:
-        return self.projected.shape[-1] // (self.heads * len(self.units))
+        return self.projected.shape[-1] // sum(self.heads)
 
     @property
     def gates(self) -> int:
-        return 0 if self.gate_weight is None else self.gate_weight.shape[0] // self.heads + int(not self.decay)
+        return 0 if self.gate_weight is None else self.gate_weight.shape[0] // self.heads[0] + int(not self.decay)
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """The first heads of the second and of the third part, and how many heads there are."""
+        second, third, heads = (sum(self.heads[:part]) for part in (1, 2, 3))
+        return second, third, heads
 
     def room(self) -> tuple[Tensor, Tensor]:
         """For rows and gates."""
-        rows = self.projected.new_empty(len(self.units), len(self.projected), self.heads, self.width)
-        return rows, rows.new_empty(self.gates, len(self.projected), self.heads, dtype=torch.float32)
+        rows = self.projected.new_empty(self.projected.numel())
+        return rows, rows.new_empty(self.gates, len(self.projected), self.heads[0], dtype=torch.float32)
 
     @property
     def constants(self) -> dict[str, Any]:
         dim = 1 if self.x is None else self.x.shape[-1]
-        sizes = {"WIDTH": self.width, "TAPS": self.weight.shape[0], "PARTS": len(self.units), "DIM": dim}
-        kind = {"EPSILON": self.epsilon, "DECAY": self.decay, "THRESHOLD": self.threshold, "LARGEST": self.largest}
+        sizes = {"WIDTH": self.width, "TAPS": self.weight.shape[0], "DIM": dim}
+        lengths = dict(zip(LENGTHS, (*self.lengths, 0.0, 0.0), strict=False))
+        kind = {
+            **lengths,
+            "EPSILON": self.epsilon,
+            "DECAY": self.decay,
+            "THRESHOLD": self.threshold,
+            "LARGEST": self.largest,
+        }
         return sizes | kind | {"GATES": self.gates, "BLOCK": min(triton.next_power_of_2(dim), AT_ONCE)}
 
 
 @torch.library.custom_op(
     "lockstep::token_rows_",
     mutates_args=("tail",),
-    schema="(Tensor projected, Tensor weight, Tensor(a!) tail, Tensor? x, Tensor? gate_weight, Tensor? gate_bias,"
-    " int heads, bool[] units, float epsilon, bool decay, bool threshold, float largest) -> (Tensor, Tensor)",
+    schema="(Tensor projected, Tensor weight, Tensor(a!) tail, Tensor? bias, Tensor? x, Tensor? gate_weight,"
+    " Tensor? gate_bias, int[] heads, float[] lengths, float epsilon, bool decay, bool threshold, float largest)"
+    " -> (Tensor, Tensor)",
 )
 def token_rows_(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Of each part its rows [parts, batch, heads, width]: convolved after the tail, activated, unit where asked.
+    """Of each part its rows, one part behind the other: convolved after the tail, activated, and of their length.
 
-    And, from x, the gates [gates, batch, heads] in 32 bits. The tail is then the one after this token.
+    And, from x, gates [gates, batch, heads of the first part] in 32 bits. The tail is then the one after this token.
     """
     record(NAME)
     given = Token(*arguments)
     if not given.tail.is_contiguous():
         raise ValueError("a tail that is written over must be in one piece")
     rows, gates = given.room()
-    token_rows_kernel[len(given.projected) * given.heads, len(given.units) + given.gates](
-        *given[:6],
+    second, _, heads = given.places
+    token_rows_kernel[len(given.projected), heads + given.gates * second](
+        *given[:TENSORS],
         rows,
         gates,
-        sum(unit << part for part, unit in enumerate(given.units)),
-        given.heads,
+        *given.places,
         given.weight.stride(0),
         **given.constants,
         num_warps=1,

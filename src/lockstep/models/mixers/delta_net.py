@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.kernels.recurrences.decayed import CHUNK, lowered
-from lockstep.kernels.rows import choice
+from lockstep.kernels.rows import choice, token
+from lockstep.memory.ownership import is_given_up
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.convolution import ShortConvolution
@@ -55,6 +56,8 @@ class DeltaNet(Mixer):
 
     def rows(self, qkv: Tensor, tail: Tail) -> tuple[Tensor, Tensor, Tensor, Tail]:
         """Queries, keys and values [batch, heads, time, width] from their projections."""
+        if self.in_place(qkv):
+            return self.made_in_place(qkv, tail)
         if self.by_kernel(qkv):
             return self.made_at_once(qkv, tail)
         if self.conv is not None:
@@ -76,12 +79,29 @@ class DeltaNet(Mixer):
 
         assert self.conv is not None
         assert isinstance(tail, Tensor)
-        heads = [self.heads, self.heads, self.widths[2] // self.key_dim]
-        lengths = [self.key_dim**-0.5, 1.0, 0.0]
-        made, tail = rows(qkv, self.conv.weight[:, 0], tail, None, heads, lengths, UNIT_EPSILON, True)
+        made, tail = rows(qkv, self.conv.weight[:, 0], tail, None, *self.parts, UNIT_EPSILON, True)
         queries, keys, values = made
         values = values.flatten(2).unflatten(2, (self.heads, self.value_dim))
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), tail
+
+    def in_place(self, qkv: Tensor) -> bool:
+        """Whether there is one token, and our kernel may write over the tail."""
+        if self.conv is None or self.value_dim % self.key_dim or not is_given_up():
+            return False
+        return token.takes(qkv, self.key_dim, self.conv.width)
+
+    def made_in_place(self, qkv: Tensor, tail: Tail) -> tuple[Tensor, Tensor, Tensor, Tail]:
+        """`rows` by that kernel."""
+        assert self.conv is not None
+        assert isinstance(tail, Tensor)
+        made, _ = token.run(qkv, self.conv.weight[:, 0], tail, None, *self.parts, UNIT_EPSILON)
+        queries, keys, values = made
+        return queries, keys, values.view(len(qkv), self.heads, 1, self.value_dim), tail
+
+    @property
+    def parts(self) -> tuple[list[int], list[float]]:
+        """Of queries, keys and values: heads as wide as a key, and lengths of their vectors, as kernels take them."""
+        return [self.heads, self.heads, self.widths[2] // self.key_dim], [self.key_dim**-0.5, 1.0, 0.0]
 
     def log_keep(self, x: Tensor) -> Tensor | None:
         """What each token leaves of the memory [batch, heads, time]; None is all of it."""

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.kernels.recurrences.decayed import CHUNK, lowered
-from lockstep.kernels.rows import choice, gated
+from lockstep.kernels.rows import choice, gated, token
+from lockstep.memory.ownership import is_given_up
 from lockstep.memory.recomputation import recomputed
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
@@ -89,7 +90,7 @@ class Mamba2(Mixer):
         """From projections [batch, time, …], and the tail after them."""
         parts, tail = self.convolved(mixed, tail)
         values = parts[0].unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
-        keys, queries = (part.to(self.exact).unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in parts[1:])
+        keys, queries = (part.unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in parts[1:])
         rate = F.softplus(rates.to(self.exact) + self.rate_bias).transpose(1, 2)
         log_keep = -self.log_decay.to(self.exact).exp()[:, None] * rate
         return Rows(values, values.to(self.exact) * rate[..., None], keys, queries, log_keep), tail
@@ -97,14 +98,17 @@ class Mamba2(Mixer):
     def convolved(self, mixed: Tensor, tail: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         """Values, keys and queries [batch, time, …], activated, and the tail after them."""
         width = math.gcd(*self.widths, choice.WIDEST)
+        heads = [count // width for count in self.widths]
+        lengths = [0.0] * len(heads)
+        if is_given_up() and token.takes(mixed, width, self.conv.width):
+            made, _ = token.run(mixed, self.conv.weight[:, 0], tail, self.conv.bias, heads, lengths, 0.0)
+            return [part.flatten(1)[:, None] for part in made], tail
         if mixed.shape[1] % CHUNK or not lowered(mixed) or not choice.takes(mixed, width, self.conv.width):
             mixed, tail = self.conv(mixed, tail)
             return F.silu(mixed).split(self.widths, dim=-1), tail
         # Triton is needed where it is used alone.
         from lockstep.kernels.rows.operator import rows
 
-        heads = [count // width for count in self.widths]
-        lengths = [0.0] * len(heads)
         made, tail = rows(mixed, self.conv.weight[:, 0], tail, self.conv.bias, heads, lengths, 0.0, True)
         return [part.flatten(2) for part in made], tail
 

@@ -106,7 +106,7 @@ class NeuralMemory(nn.Module):
         # Memories of another kind make their rows otherwise, and what is frozen has other gates.
         usual = type(self).rows is NeuralMemory.rows and self.ablation != "frozen"
         if usual and self.in_place(qkv):
-            (queries, keys, values), found = self.made_in_place(qkv, state.tail, [True, True, False], x)
+            (queries, keys, values), found = self.made_in_place(qkv, state.tail, [1.0, 1.0, 0.0], x)
             momentum = found[2] if self.spec.has_momentum else None
             threshold = found[-1] if "threshold" in self.gate_names else None
             return queries, keys, values, Gates(found[0], found[1], momentum, threshold), state.tail
@@ -132,7 +132,7 @@ class NeuralMemory(nn.Module):
 
     def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         if self.in_place(projected):
-            (queries,), _ = self.made_in_place(projected, tail, [True])
+            (queries,), _ = self.made_in_place(projected, tail, [1.0])
             return queries, tail
         if self.by_kernel(projected):
             queries, after = self.made_at_once(projected, tail, [1.0])
@@ -159,19 +159,17 @@ class NeuralMemory(nn.Module):
         return self.conv is not None and is_given_up() and token.takes(projected, self.head_dim, self.conv.width)
 
     def made_in_place(
-        self, projected: Tensor, tail: Tail, units: list[bool], x: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """By that kernel: rows [parts, batch, heads, 1, head_dim] and, from x, gates [gates, batch, heads, 1]."""
-        from lockstep.kernels.rows.token_operator import token_rows_
-
+        self, projected: Tensor, tail: Tail, lengths: list[float], x: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor]:
+        """By that kernel: of each part rows [batch, heads, 1, head_dim] and, from x, gates [gates, batch, heads, 1]."""
         assert self.conv is not None
+        assert isinstance(tail, Tensor)
+        gating = None
+        if x is not None:
+            kind = self.decay, "threshold" in self.gate_names, self.largest_rate
+            gating = token.Gating(x, self.gates.weight, self.gates.bias, *kind)
         weight = self.conv.weight[:, 0, : projected.shape[-1]]
-        gating = (None, None, None) if x is None else (x[:, 0].contiguous(), self.gates.weight, self.gates.bias)
-        gates = self.decay, "threshold" in self.gate_names, self.largest_rate
-        rows, found = token_rows_(
-            projected[:, 0].contiguous(), weight, tail, *gating, self.heads, units, UNIT_EPSILON, *gates
-        )
-        return rows[..., None, :], found[..., None]
+        return token.run(projected, weight, tail, None, [self.heads] * len(lengths), lengths, UNIT_EPSILON, gating)
 
     def recall(self, queries: Tensor, held: Weights) -> Tensor:
         """What a memory that stands still says to queries, [batch, time, heads, head_dim]."""
