@@ -41,7 +41,18 @@ from typing import Any, TypeVar
 import gpu_decoding
 import torch
 from device import found, measured_peaks, release
-from gpu_contestants import BASELINE, CHUNK, EXPANSION, LONGEST, NAMES, SEGMENT, VOCABULARY, Size, specification
+from gpu_contestants import (
+    BASELINE,
+    CHUNK,
+    EXPANSION,
+    LONGEST,
+    NAMES,
+    OTHERS,
+    SEGMENT,
+    VOCABULARY,
+    Size,
+    specification,
+)
 from gpu_training import ALONE, CASES, GUESTS_AT, LONG, MORE_TOKENS, TOKENS, Case, invited, measure, show_kernels, table
 from side_by_side import emit, say
 
@@ -179,11 +190,12 @@ def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: s
     )
 
 
-def who_competes(names: Sequence[str], usual: Sequence[str]) -> tuple[str, str]:
-    others = ", ".join(name for name in names if name not in usual)
+def who_competes(names: Sequence[str], usual: Sequence[str]) -> tuple[str, str, str]:
+    guests = (name for name in names if name not in (*usual, *OTHERS))
     return (
         f"Contestants by default: {', '.join(usual)}.",
-        f"At a length of {GUESTS_AT} also, and elsewhere only where named: {others}.",
+        f"At a length of {GUESTS_AT} also, and elsewhere only where named: {', '.join(guests)}.",
+        f"Only where named: {', '.join(OTHERS)}.",
     )
 
 

@@ -41,12 +41,14 @@ DEEPER = ("mamba2", "mamba")
 """Rivals without an MLP, which have more layers instead."""
 GATED = "gated-deltanet"
 RIVALS = (GATED, "deltanet", *DEEPER, "retnet", "gla", "linear-attention")
+OTHERS = ("gpt2", "lstm", "gru", "rnn", "ttt-linear", "ttt-mlp", "samba", "gated-deltanet-h")
+"""The rest of ours, who come only where they are named."""
 PLAIN = "plain-transformer"
 PEERS: dict[str, bool] = {PEER: False, f"{PEER}-bf16": True}
 """As its own training script runs it, in float32, and under the autocast that everybody else has."""
 FLA, MAMBA_SSM = GUESTS = "fla-gated-deltanet", "mamba-ssm-mamba2"
 """Other packages' layers for two of the rivals."""
-NAMES = (BASELINE, *MEMORIES, *RIVALS, PLAIN, *PEERS, *GUESTS)
+NAMES = (BASELINE, *MEMORIES, *RIVALS, *OTHERS, PLAIN, *PEERS, *GUESTS)
 
 Compiled = Literal["model", "blocks", "nothing"]
 

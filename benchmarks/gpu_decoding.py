@@ -20,6 +20,7 @@ from gpu_contestants import (
     MAG,
     MAL,
     MEMORIES,
+    OTHERS,
     RIVALS,
     VOCABULARY,
     guest,
@@ -53,7 +54,7 @@ DECODED = 64
 FIXED = (*MEMORIES, *RIVALS)
 """Those whose state does not grow."""
 OUTSIDERS = (*GUESTS, PEER)
-NAMES = (BASELINE, *FIXED, *OUTSIDERS)
+NAMES = (BASELINE, *FIXED, *OTHERS, *OUTSIDERS)
 
 
 class Case(NamedTuple):

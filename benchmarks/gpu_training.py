@@ -21,8 +21,8 @@ from gpu_contestants import (
     MAL,
     MAMBA_SSM,
     MEMORIES,
-    NAMES,
     PEERS,
+    PLAIN,
     RIVALS,
     Contestant,
     Setting,
@@ -134,7 +134,7 @@ def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str,
 
 
 def invited(case: Case) -> tuple[str, ...]:
-    return NAMES if case == Case(GUESTS_AT) else (BASELINE, *MEMORIES, *RIVALS)
+    return (BASELINE, *MEMORIES, *RIVALS, *(PLAIN, *PEERS, *GUESTS) * (case == Case(GUESTS_AT)))
 
 
 def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:

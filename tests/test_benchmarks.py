@@ -324,7 +324,7 @@ def test_bars_judge_speed_and_memory(seconds: float, peak: int, met: tuple[bool,
 
 def test_rivals_match_too() -> None:
     contestants, match = module("gpu_contestants"), importlib.import_module("lockstep.study.match")
-    names = ("transformer++", *contestants.RIVALS)
+    names = ("transformer++", *contestants.RIVALS, *contestants.OTHERS)
     specs = {name: contestants.specification(name, contestants.Size()) for name in names}
     counts = {name: match.cost_on_meta(spec, 1024).non_embedding_parameters for name, spec in specs.items()}
     assert all(count == pytest.approx(counts["transformer++"], rel=0.05) for count in counts.values()), counts
