@@ -167,7 +167,7 @@ def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     model = built(name, asked)
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
-    room = case.length + DECODED + asked.rounds * (DECODED + 1)
+    room = case.length + DECODED + max(asked.rounds * (DECODED + 1), 2 * DECODED)  # rounds, or a profile
     others = allocated(asked.device)
     peak = peak_bytes_of(lambda: read(model, context, room), others, asked.device)
     found: list[tuple[Tensor, State]] = []

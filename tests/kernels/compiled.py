@@ -298,7 +298,7 @@ def bring(width: int, taps: int, gates: bool) -> None:
     channels = len(lengths) * dim
     projected, tail = torch.randn(1, channels).bfloat16(), torch.zeros(1, taps - 1, channels).bfloat16()
     gating = (torch.randn(1, dim).bfloat16(), torch.randn(4 * HEADS, dim), torch.randn(4 * HEADS))
-    setting = ([HEADS] * len(lengths), lengths, 1e-6, True, True, 0.5)
+    setting = ([HEADS] * len(lengths), lengths, 1e-6, True, True, 0.5, None if gates else torch.float32)
     bias = None if gates else torch.randn(channels)
     token_rows_(projected, torch.randn(taps, channels), tail, bias, *(gating if gates else (None,) * 3), *setting)
 

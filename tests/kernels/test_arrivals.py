@@ -36,3 +36,23 @@ def test_they_are_not_made_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="one must have run with as many rows before it is recorded"):
         arrivals.counters("one", torch.device("cuda", 0), 3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="programs that run at once need a CUDA device")
+def test_whoever_is_last_sees_it_all() -> None:
+    """Thousands of calls, with many programs to a head: each finds the same, and leaves zeros behind."""
+    from lockstep.kernels.attention.looking import Cache, run
+
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    qkv, keys, values = normal(4, 1, 3 * 8 * 64), normal(4, 8, 4096, 64), normal(4, 8, 4096, 64)
+    position = torch.tensor([5, 1000, 4095, 9000], device="cuda")
+    with torch.no_grad():
+        found = [run(qkv, None, Cache(keys, values, position.clone()), None, 8, 0, False) for _ in range(3000)]
+    reads, after = found[0][0], position + 1
+    assert all(torch.equal(one, reads) and torch.equal(cache.position, after) for one, cache in found)
+    (made,) = arrivals._counters.values()
+    assert not made[-1].any()

@@ -137,6 +137,18 @@ def test_sizes_of_models(size: Size, dtype: torch.dtype, bound: float) -> None:
     require_close(size, dtype, bound)
 
 
+def test_attention_may_be_of_32_bits() -> None:
+    """As under autocast, where reads are of 16, and so may weights and biases be."""
+    size = Size((37,))
+    case = draw(size, torch.bfloat16)
+    wanted = by_torch(case, size)["y"]
+    reads = [x.bfloat16() for x in case.reads]
+    for low in (torch.float32, torch.bfloat16):
+        y = operator.joined(case.attended, reads, *(x.to(low) for x in case.learned), EPSILON)
+        assert y.dtype is torch.bfloat16
+        assert float((y.double() - wanted).norm() / wanted.norm()) < ROUNDED
+
+
 def test_pieces_make_the_whole() -> None:
     """To the last bit, and so do what they give back."""
     whole = draw(Size((37,)))

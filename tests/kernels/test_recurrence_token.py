@@ -150,11 +150,13 @@ def test_columns(rows: int, key_dim: int, value_dim: int, columns: int) -> None:
     assert operator.columns(rows, key_dim, value_dim) == columns
 
 
-def test_it_is_an_operator() -> None:
+@pytest.mark.parametrize("gates", [(None, None), ("log_keep", None), ("channels", None), ("log_keep", "rate")], ids=str)
+def test_it_is_an_operator(gates: tuple[str | None, str | None]) -> None:
     """Torch's own examination."""
     given = draw(Size())
-    tokens = [x[:, :, 0].contiguous() for x in (*given[:3], given.log_keep, given.rate)]
-    torch.library.opcheck(operator.recur_, (*tokens, given.state), test_utils=(*SHAPES, NUMBERS))
+    tokens = [x[:, :, 0].contiguous() for x in given[:3]]
+    gating = [None if name is None else getattr(given, name)[:, :, 0].contiguous() for name in gates]
+    torch.library.opcheck(operator.recur_, (*tokens, *gating, given.state), test_utils=(*SHAPES, NUMBERS))
 
 
 def test_a_state_in_pieces_is_not_written_over() -> None:

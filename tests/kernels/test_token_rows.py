@@ -187,7 +187,7 @@ def given(size: Size, gates: bool = True) -> tuple[Any, ...]:
     tail, x = normal(size.batch, size.taps - 1, channels, seed=2), normal(size.batch, layer.dim, seed=3)
     gating = (x, layer.gates.weight.detach(), layer.gates.bias.detach()) if gates else (None, None, None)
     parts = ([size.heads] * 3, LENGTHS) if gates else ([size.heads], [1.0])
-    return *rows, tail, None, *gating, *parts, 1e-6, True, False, 0.5
+    return *rows, tail, None, *gating, *parts, 1e-6, True, False, 0.5, None
 
 
 def test_nothing_but_the_tail_is_written_over() -> None:
@@ -331,10 +331,11 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 class TestRivals:
     """Rows of the delta rule and of Mamba-2: parts of different sizes, other lengths, a bias."""
 
-    @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize(("key_dim", "value_dim", "conv"), [(16, 16, 4), (16, 32, 2), (32, 64, 4)])
     @torch.no_grad()
-    def test_delta_rule(self, key_dim: int, value_dim: int, conv: int, dtype: torch.dtype, bound: float) -> None:
+    def test_delta_rule(self, key_dim: int, value_dim: int, conv: int, dtype: torch.dtype) -> None:
+        """In 32 bits, as by torch, whatever the projections are of: they are written into a state."""
         mixer = GatedDeltaNet(48, 3, key_dim, value_dim, conv=conv, chunk=64).to(DEVICE, dtype)
         exact, channels = copy.deepcopy(mixer).double(), sum(mixer.widths)
         tail = normal(2, conv - 1, channels, seed=1, dtype=dtype)
@@ -344,7 +345,7 @@ class TestRivals:
             *found, same = mixer.made_in_place(qkv, tail)
             assert same is tail
             assert [x.shape for x in found] == [x.shape for x in wanted]
-            assert farthest(found, wanted) < bound
+            assert farthest(found, wanted) < EXACTLY
             assert torch.equal(tail.double(), torch.as_tensor(after))
 
     @pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)

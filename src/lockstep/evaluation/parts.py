@@ -21,7 +21,7 @@ from lockstep.models.mixers.attention import Attention
 from lockstep.models.mixers.mixer import Mixer
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState
 from lockstep.models.mlp import Mlp, SwiGlu
-from lockstep.models.precision import lowered
+from lockstep.models.precision import autocast_to
 
 What = Literal["training", "prefill", "decode"]
 
@@ -164,7 +164,7 @@ def train(
     lower: torch.dtype | None = None,
 ) -> None:
     """Forward, backward, and a step of each optimizer; the tokens are their own targets."""
-    with lowered(tokens.device, lower):
+    with autocast_to(tokens.device, lower):
         logits = model(tokens)
         with watch.part(OUTPUT):
             loss = token_losses(logits, tokens).mean()

@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.evaluation.live_bytes import held_bytes
 from lockstep.evaluation.timing import Spread, in_mode, seconds, spread
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.precision import lowered
+from lockstep.models.precision import autocast_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def measure_training(
     """
 
     def step() -> None:
-        with lowered(device, lower):
+        with autocast_to(device, lower):
             loss = model(tokens, targets=tokens).losses.mean()
         loss.backward()
         for optimizer in optimizers:

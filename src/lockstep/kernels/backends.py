@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from lockstep.config.training import Backend
 
 PACKAGES = {"triton": {"triton": "triton"}, "fla": {"fla": "fla-core", "triton": "triton"}}
 """Modules that there must be, and what installs them."""
+INSTALLED = importlib.util.find_spec("triton") is not None
 
 _chosen: Backend = "auto"
 
@@ -30,6 +32,16 @@ def using(backend: Backend) -> Iterator[None]:
 
 def allows(backend: Literal["triton", "fla"]) -> bool:
     return _chosen in ("auto", backend)
+
+
+def ours_may_run(x: Tensor) -> bool:
+    """Whether kernels of ours may run on it at all: on a CUDA device, with Triton, where they are allowed."""
+    return x.device.type == "cuda" and INSTALLED and allows("triton")
+
+
+def ours_may_decode(x: Tensor, time: int) -> bool:
+    """The same for kernels of single tokens, which have no derivative."""
+    return time == 1 and not torch.is_grad_enabled() and ours_may_run(x)
 
 
 def missing(backend: Backend, device: torch.device) -> str | None:

@@ -6,12 +6,10 @@ by its distance from the anchor, its matrices turned.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_run
 from lockstep.memory.spec import MemorySpec
 from lockstep.memory.types import Gates, Memory, Outer, Weights
 
@@ -19,7 +17,6 @@ SIZES = (16, 32, 64, 128)
 """Of chunks and heads: what a tile may measure."""
 WIDEST = 512
 """Hidden units."""
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
@@ -46,11 +43,11 @@ def tokens_at_once(spec: MemorySpec) -> int:
 
 def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
     """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch."""
-    if queries.device.type != "cuda" or queries.dtype is not torch.bfloat16 or not allows("triton"):
+    if queries.dtype is not torch.bfloat16 or not ours_may_run(queries):
         return False
     width, chunk = weights[0].shape[-2], spec.chunk
     fits = spec.layers == 2 and width <= 64 and chunk <= 64
-    return fits and INSTALLED and unsuited(queries, weights, spec) is None
+    return fits and unsuited(queries, weights, spec) is None
 
 
 def kernel(

@@ -15,8 +15,8 @@ _given_up = False
 def given_up() -> Iterator[None]:
     """Inside, `step` may write over the state it is given, so that large caches and memories are not copied.
 
-    Whoever says so gives each tensor of it in one piece, and no two that are one. It holds for the whole process: no
-    other thread may step meanwhile.
+    Whoever says so steps by one token, and gives each tensor of the state in one piece, and no two that are one. It
+    holds for the whole process: no other thread may step meanwhile.
     """
     global _given_up
     before, _given_up = _given_up, True

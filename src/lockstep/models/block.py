@@ -32,7 +32,7 @@ class Block(nn.Module):
         return self.after(x, mixed), state
 
     def before(self, x: Tensor) -> Tensor:
-        """What the mixer sees: as products take it, so that in between it is not carried in 32 bits."""
+        """What the mixer sees: as products take it, so that in between neither it nor a sum with it is in 32 bits."""
         return as_operand(self.mixer_norm(x))
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def as_in_training(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.autocast(weight.device.type, weight.dtype)
 
 
-def lowered(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """For one forward pass, whose products are to be of this kind; None leaves them as they are.
 
     Entered anew for each: until it is left, torch goes on with the weights as it has once cast them.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.config.training import TrainingSpec
 from lockstep.evaluation.timing import now
-from lockstep.models.precision import lowered
+from lockstep.models.precision import autocast_to
 from lockstep.models.spec import ModelSpec
 from lockstep.training.loop import AUTOCAST
 from lockstep.training.optimizers import build_optimizers
@@ -91,7 +91,7 @@ def measure(spec: ModelSpec, training: TrainingSpec, shape: tuple[int, int], dev
         kept = Kept(model)
         began = now(device)
         with (
-            lowered(device, lower),
+            autocast_to(device, lower),
             torch.autograd.graph.saved_tensors_hooks(kept.count, lambda tensor: tensor),
         ):
             loss = model(tokens, targets=tokens).losses.mean()

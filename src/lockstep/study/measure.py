@@ -18,7 +18,7 @@ from lockstep.evaluation.pictures import pictures as draw_pictures
 from lockstep.evaluation.samples import write_sample
 from lockstep.evaluation.streaming import measure_streaming
 from lockstep.models.language_model import LanguageModel
-from lockstep.models.precision import lowered
+from lockstep.models.precision import autocast_to
 from lockstep.models.sampling import Sampling
 from lockstep.study.evaluations import tests
 from lockstep.study.run_status import branches, run_status
@@ -132,7 +132,7 @@ def profiles(subject: Subject, model: LanguageModel) -> Found:
     batch = subject.first_tokens(subject.run.data.batch_size * subject.length).view(-1, subject.length)
     found = []
     lower = AUTOCAST.get(training.precision)
-    with lowered(device, lower):
+    with autocast_to(device, lower):
         peak = measure_training_peak(model, batch)
     optimizers = build_optimizers(model, training)
     spent = profile(model, batch, "training", device, rounds, optimizers, lower)

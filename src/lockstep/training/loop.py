@@ -16,7 +16,7 @@ from lockstep.evaluation.samples import continue_text
 from lockstep.kernels.backends import using
 from lockstep.kernels.record import Ran
 from lockstep.models.loss import TokenLosses
-from lockstep.models.precision import lowered
+from lockstep.models.precision import autocast_to
 from lockstep.models.sampling import Sampling
 from lockstep.training.checkpoint import Checkpoint, load_weights, model_tensors, newest_checkpoint, save_checkpoint
 from lockstep.training.compilation import compile_blocks
@@ -239,7 +239,7 @@ class Trainer:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Lower precision where the run asks for it."""
-        return lowered(self.context.device, AUTOCAST.get(self.training.precision))
+        return autocast_to(self.context.device, AUTOCAST.get(self.training.precision))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -7,14 +7,13 @@ how many kernels it has, so that turning and putting are done where the keys are
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_decode
 
 WIDTHS = (16, 32, 64, 128)
 """Numbers of a head."""
@@ -28,7 +27,6 @@ NUMBERS = 32768
 """Of keys that such a program takes at once, at most: what the registers of a multiprocessor have room for."""
 EACH = 2048
 """Numbers of keys to a warp."""
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 class Cache(NamedTuple):
@@ -45,9 +43,8 @@ class Cache(NamedTuple):
 
 def takes(qkv: Tensor, width: int) -> bool:
     """Whether these kernels should run for projections [batch, time, channels]: one token each, and no derivative."""
-    if qkv.device.type != "cuda" or qkv.shape[1] != 1 or torch.is_grad_enabled():
-        return False
-    return qkv.dtype in (torch.bfloat16, torch.float32) and width in WIDTHS and INSTALLED and allows("triton")
+    known = qkv.dtype in (torch.bfloat16, torch.float32) and width in WIDTHS
+    return known and ours_may_decode(qkv, qkv.shape[1])
 
 
 def run(

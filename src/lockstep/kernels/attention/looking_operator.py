@@ -198,6 +198,8 @@ def look_(
 ) -> Tensor:
     """Reads [batch, heads × width] of one token each, as `looking.run` says; everything is in one piece."""
     record(NAME)
+    if not (keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError("a cache that is written over must be in one piece")
     batch, kv_heads, slots, width = keys.shape
     shared = sharing(batch, kv_heads, slots, width)
     several = (batch * heads, shared.parts) if shared.parts > 1 else None

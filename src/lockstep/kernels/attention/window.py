@@ -6,27 +6,24 @@ alone, and so computes many that a window leaves out; and it wants heads apart, 
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_run
 
 WIDTHS = (16, 32, 64, 128)
 """Numbers of a head."""
 MOST = 16
 """Persistent tokens."""
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def takes(qkv: Tensor, width: int, persistent: int, pairs: int) -> bool:
     """Whether these kernels should run on projections [batch, time, heads × width], so many pairs of which turn."""
-    if qkv.device.type != "cuda" or qkv.dtype is not torch.bfloat16 or not allows("triton"):
+    if qkv.dtype is not torch.bfloat16 or not ours_may_run(qkv):
         return False
     # What turns is told from what does not by the shape of a tile.
     shaped = pairs & (pairs - 1) == 0
-    return width in WIDTHS and shaped and persistent <= MOST and INSTALLED
+    return width in WIDTHS and shaped and persistent <= MOST
 
 
 def run(

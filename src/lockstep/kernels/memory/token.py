@@ -6,21 +6,19 @@ bits, from tokens of 16 or 32. Derivatives there are none.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_decode
 
 WIDTHS = (16, 32, 64, 128)
 """Of heads."""
 HIDDEN = (16, 32, 64, 128, 256, 512)
 LARGEST = 16384
 """Numbers of a matrix, of which a program has both at once."""
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 Matrices = tuple[Tensor, ...]
 
@@ -99,11 +97,8 @@ S = TypeVar("S", bound=State)
 
 def takes(queries: Tensor, weights: Matrices, spec: Spec) -> bool:
     """Whether these kernels should run for queries [batch, heads, time, width]: one token each, and no derivative."""
-    if queries.device.type != "cuda" or not INSTALLED or not allows("triton"):
-        return False
-    if queries.shape[2] != 1 or torch.is_grad_enabled():
-        return False
-    return queries.dtype in (torch.bfloat16, torch.float32) and knows(weights, spec)
+    known = queries.dtype in (torch.bfloat16, torch.float32) and knows(weights, spec)
+    return known and ours_may_decode(queries, queries.shape[2])
 
 
 def knows(weights: Matrices, spec: Spec) -> bool:
@@ -156,17 +151,15 @@ def recall(queries: Tensor, weights: Matrices, spec: Spec, outer: Outer) -> Tens
 
 def replaces(standing: Matrices) -> bool:
     """Whether a kernel should replace the memory that stands for a segment, if a token has ended it."""
-    if not standing or standing[0].device.type != "cuda" or not INSTALLED or not allows("triton"):
+    if len(standing) != 2 or standing[0].numel() != standing[1].numel():
         return False
-    return len(standing) == 2 and standing[0].numel() == standing[1].numel() and not torch.is_grad_enabled()
+    return ours_may_decode(standing[0], 1)
 
 
 def replace(standing: Matrices, held: Matrices, position: Tensor, segment: int) -> Matrices:
     """It, written over by what is held now in samples whose `position` [batch] is at the end of a segment."""
     from lockstep.kernels.memory.token_standing import stand_
 
-    if not torch.compiler.is_compiling() and not all(matrix.is_contiguous() for matrix in standing):
-        raise ValueError("a standing memory that is written over must be in tensors that each lie in one piece")
     stand_(list(standing), [matrix.contiguous() for matrix in held], position, segment)
     return standing
 

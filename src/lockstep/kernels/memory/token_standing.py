@@ -48,6 +48,8 @@ def stand_(standing: Sequence[Tensor], held: Sequence[Tensor], position: Tensor,
     All are in one piece, and of one size.
     """
     record(NAME)
+    if not all(matrix.is_contiguous() for matrix in standing):
+        raise ValueError("a standing memory that is written over must be in one piece, each matrix of it")
     size = standing[0][0].numel()
     grid = len(position), triton.cdiv(size, BLOCK)
     token_standing_kernel[grid](*standing, *held, position, segment, SIZE=size, BLOCK=BLOCK, num_warps=4)

@@ -6,13 +6,11 @@ device. Whatever is computed in full precision stays with torch.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_run
 
 CHUNK = 64
 """Tokens worked on as one: times are whole chunks."""
@@ -24,7 +22,6 @@ WIDEST = 512
 MULTIPLE = 64
 """Numbers in a block of a value: the rest of the last one is filled up with zeros. Blocks of 32 give wrong numbers in
 16 bits on Hopper with Triton 3.6."""
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def takes(keys: Tensor, values: Tensor) -> bool:
@@ -35,9 +32,8 @@ def takes(keys: Tensor, values: Tensor) -> bool:
 
 def lowered(tokens: Tensor) -> bool:
     """Whether tokens are to be computed with in 16 bits, by kernels of ours."""
-    if tokens.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
-        return False
-    return torch.get_autocast_dtype("cuda") is torch.bfloat16 and INSTALLED and allows("triton")
+    lower = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    return lower is torch.bfloat16 and ours_may_run(tokens)
 
 
 def run(

@@ -5,23 +5,20 @@ They compute in 32 bits as the torch form does, from tokens of 16 or 32 bits, wh
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_run
 
 D_STATES = (8, 16, 32, 64)
 TILE = 512
 """States that a program has at a time, 16 to a thread; channels come in whole blocks of them."""
 TOKENS = (torch.bfloat16, torch.float32)
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def takes(keys: Tensor, values: Tensor, state: Tensor) -> bool:
     """Whether these kernels should run on keys [batch, time, d_state] and values [batch, time, channels]."""
-    if values.device.type != "cuda" or not INSTALLED or not allows("triton"):
+    if not ours_may_run(values):
         return False
     if state.dtype is not torch.float32 or keys.dtype not in TOKENS or values.dtype not in TOKENS:
         return False

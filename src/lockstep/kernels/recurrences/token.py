@@ -6,25 +6,19 @@ to the key may be taken away from the value; then the value is written, and the 
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_decode
 
 WIDEST = 512
 """Of keys."""
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def takes(keys: Tensor, state: Tensor) -> bool:
     """Whether it should run for keys [batch, groups, time, key_dim]: one token each, no derivative, 32-bit states."""
-    if state.device.type != "cuda" or not INSTALLED or not allows("triton"):
-        return False
-    if keys.shape[2] != 1 or torch.is_grad_enabled():
-        return False
-    return keys.shape[-1] <= WIDEST and state.dtype is torch.float32
+    known = keys.shape[-1] <= WIDEST and state.dtype is torch.float32
+    return known and ours_may_decode(state, keys.shape[2])
 
 
 def run(
@@ -39,8 +33,6 @@ def run(
     # Triton is needed where it is used alone.
     from lockstep.kernels.recurrences.token_operator import recur_
 
-    if not torch.compiler.is_compiling() and not state.is_contiguous():
-        raise ValueError("a state that is written over must be in one piece")
     tokens = (x[:, :, 0].contiguous() for x in (queries, keys, values))
     kept = None if log_keep is None else log_keep[:, :, 0].expand(len(state), *log_keep[0, :, 0].shape).contiguous()
     reads: Tensor = recur_(*tokens, kept, None if rate is None else rate[:, :, 0].contiguous(), state)

@@ -75,6 +75,8 @@ def recur_(
 ) -> Tensor:
     """Reads [batch, heads, value_dim] in 32 bits, as `token.run` says, of tensors without time, each in one piece."""
     record(NAME)
+    if not state.is_contiguous():
+        raise ValueError("a state that is written over must be in one piece")
     batch, heads, key_dim, value_dim = state.shape
     reads = state.new_empty(batch, heads, value_dim)
     block = columns(batch * heads, key_dim, value_dim)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
+from lockstep.kernels.backends import ours_may_run
 
 FEWEST, MOST = 2, 8
 """Taps of a convolution."""
 WIDEST = 128
 """Of heads, whose widths are powers of two."""
-INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def takes(projected: Tensor, width: int, taps: int) -> bool:
     """Whether these kernels should run on projections [batch, time, parts × heads × width]."""
-    if projected.device.type != "cuda" or projected.dtype is not torch.bfloat16 or not allows("triton"):
-        return False
-    return fits(width, taps) and projected.shape[1] > 0 and INSTALLED
+    lowered = projected.dtype is torch.bfloat16 and projected.shape[1] > 0
+    return lowered and fits(width, taps) and ours_may_run(projected)
 
 
 def fits(width: int, taps: int) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
-from lockstep.kernels.rows.choice import INSTALLED
+from lockstep.kernels.backends import ours_may_run
 
 WIDEST = 4096
 """Numbers that are normalised together."""
@@ -14,7 +13,7 @@ WIDEST = 4096
 
 def takes(reads: Tensor, values: Tensor, gate: Tensor, groups: int) -> bool:
     """Whether these kernels should run on reads, values and a gate [batch, time, inner], however they lie."""
-    if gate.device.type != "cuda" or not INSTALLED or not allows("triton"):
+    if not ours_may_run(gate):
         return False
     if any(x.dtype is not torch.bfloat16 for x in (reads, values, gate)):
         return False

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.kernels.backends import allows
-from lockstep.kernels.rows.choice import INSTALLED
+from lockstep.kernels.backends import ours_may_run
 
 WIDTHS = (16, 32, 64, 128)
 """Of heads."""
@@ -16,11 +15,11 @@ WIDTHS = (16, 32, 64, 128)
 
 def takes(attended: Sequence[Tensor], reads: Sequence[Tensor | None]) -> bool:
     """Whether these kernels should run on pieces [batch, time, dim], and reads [batch, time, heads, width] of each."""
-    return allows("triton") and INSTALLED and all(map(suits, attended, reads))
+    return all(map(suits, attended, reads))
 
 
 def suits(attended: Tensor, reads: Tensor | None) -> bool:
     """Single tokens are left to a compiler, which has them in registers when the next product begins."""
-    if reads is None or reads.device.type != "cuda" or reads.dtype is not torch.bfloat16 or reads.shape[1] < 2:
+    if reads is None or reads.dtype is not torch.bfloat16 or reads.shape[1] < 2 or not ours_may_run(reads):
         return False
     return attended.dtype in (torch.bfloat16, torch.float32) and reads.shape[-1] in WIDTHS

@@ -1,4 +1,4 @@
-"""What one token of each sample brings to a memory, rows and gates, as one operator that writes over the tail.
+"""The rows of one token of each sample, and with them a memory's gates, as one operator that writes over the tail.
 
 Rows are what `operator` makes of many tokens: parts of several heads each, all of one width.
 
@@ -165,6 +165,8 @@ class Token(NamedTuple):
     """Whether the last gate is a threshold."""
     largest: float
     """Rate."""
+    dtype: torch.dtype | None
+    """Of the rows, if not that of the projections."""
 
     @property
     def width(self) -> int:
@@ -182,7 +184,7 @@ class Token(NamedTuple):
 
     def room(self) -> tuple[Tensor, Tensor]:
         """For rows and gates."""
-        rows = self.projected.new_empty(self.projected.numel())
+        rows = self.projected.new_empty(self.projected.numel(), dtype=self.dtype)
         return rows, rows.new_empty(self.gates, len(self.projected), self.heads[0], dtype=torch.float32)
 
     @property
@@ -204,7 +206,8 @@ class Token(NamedTuple):
     "lockstep::token_rows_",
     mutates_args=("tail",),
     schema="(Tensor projected, Tensor weight, Tensor(a!) tail, Tensor? bias, Tensor? x, Tensor? gate_weight,"
-    " Tensor? gate_bias, int[] heads, float[] lengths, float epsilon, bool decay, bool threshold, float largest)"
+    " Tensor? gate_bias, int[] heads, float[] lengths, float epsilon, bool decay, bool threshold, float largest,"
+    " ScalarType? dtype)"
     " -> (Tensor, Tensor)",
 )
 def token_rows_(*arguments: Any) -> tuple[Tensor, Tensor]:

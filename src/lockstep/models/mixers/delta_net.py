@@ -94,7 +94,8 @@ class DeltaNet(Mixer):
         """`rows` by that kernel."""
         assert self.conv is not None
         assert isinstance(tail, Tensor)
-        made, _ = token.run(qkv, self.conv.weight[:, 0], tail, None, *self.parts, UNIT_EPSILON)
+        exact = arithmetic(qkv.dtype)
+        made, _ = token.run(qkv, self.conv.weight[:, 0], tail, None, *self.parts, UNIT_EPSILON, dtype=exact)
         queries, keys, values = made
         return queries, keys, values.view(len(qkv), self.heads, 1, self.value_dim), tail
 

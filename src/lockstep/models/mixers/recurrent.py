@@ -31,9 +31,9 @@ class Recurrent(Mixer):
     def step(self, x: Tensor, state: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
         if state is None:
             state = self.initial_state(x.shape[0])
-        # torch's layers want the hidden vector in the dtype of the input, which autocast may have lowered.
-        carried = tuple(part[None].to(x.dtype) for part in state)
-        y, carried_on = self.layer(x, carried if self.cell == "lstm" else carried[0])
+        # torch's layers want both in one dtype; autocast may have lowered the input, and what is carried stays exact.
+        carried = tuple(part[None] for part in state)
+        y, carried_on = self.layer(x.to(state[0].dtype), carried if self.cell == "lstm" else carried[0])
         parts = carried_on if self.cell == "lstm" else (carried_on,)
         return y, tuple(part[0].to(old.dtype) for part, old in zip(parts, state, strict=True))
 
