@@ -138,7 +138,7 @@ def add_training(measurements: Any) -> None:
     add_shared(training, NAMES, f"of a sequence (default: {usual}, and what --batch1 adds)")
     training.add_argument("--batch1", action="store_true", help=f"one sequence of {LONGEST} tokens, after --lengths")
     tokens = f"{TOKENS}, and {MORE_TOKENS} from a length of {LONG} on"
-    training.add_argument("--tokens", type=number, help=f"of a step, whatever the length (default: {tokens})")
+    training.add_argument("--tokens", type=number, help=f"of a step, in whole sequences (default: {tokens})")
     training.add_argument("--steps", type=number, default=5, help="of a turn; fewer where slow (default: %(default)s)")
     training.add_argument(
         "--compile-model", dest="compiled", action="store_const", const="model", help="as one graph, not block by block"
@@ -220,7 +220,10 @@ def listed(one: Callable[[str], T], between: str = ",") -> Callable[[str], tuple
         parts = [part.strip() for part in text.split(between)]
         if "" in parts:
             raise argparse.ArgumentTypeError(f"{text!r} has nothing before or after a {between!r}")
-        return tuple(map(one, parts))
+        found = tuple(map(one, parts))
+        if between == "," and len(set(found)) < len(found):
+            raise argparse.ArgumentTypeError(f"{text!r} names one twice")
+        return found
 
     return all_of
 

@@ -151,6 +151,7 @@ def test_a_gpu_beyond_those_there_are_is_not_found(monkeypatch: pytest.MonkeyPat
         (("--device", "tpu"), "--device: 'tpu' is neither cuda, nor one of several such as cuda:1, nor cpu"),
         (("--contestants", "titans-lmm,"), "--contestants: 'titans-lmm,' has nothing before or after a ','"),
         (("--contestants", ""), "--contestants: '' has nothing before or after a ','"),
+        (("--contestants", "gpt2,gpt2"), "--contestants: 'gpt2,gpt2' names one twice"),
         (("--contestants", "titan-lmm"), "--contestants: unknown contestant titan-lmm; did you mean titans-lmm?"),
         (("--profile", "titan-lmm"), "--profile: unknown contestant titan-lmm; did you mean titans-lmm?"),
     ],

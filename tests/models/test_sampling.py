@@ -137,6 +137,11 @@ def test_the_stop_token_repeats() -> None:
     assert (generated[stopped] == 0).all()
 
 
+def test_fewer_tokens_than_none_are_rejected() -> None:
+    with pytest.raises(ValueError, match="-1 new tokens cannot be written"):
+        build("rnn", vocab_size=5, dim=8, depth=1).generate(torch.zeros(1, 2, dtype=torch.int64), -1)
+
+
 def test_an_empty_prompt_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         model().generate(prompts()[:, :0], 3)

@@ -214,6 +214,15 @@ def test_runs_of_one_name_are_told_apart(trained: Path, tmp_path: Path) -> None:
     refused("lstm", "lstm").assert_refused("lstm is named twice")
 
 
+def test_a_folder_of_runs_is_told_from_one_without(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study's, whose runs are named one by one."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "gru", tmp_path / "study" / "runs" / "gru.seed-0")
+    refused("study").assert_refused("study: holds runs; name one of them, such as study/runs/gru.seed-0")
+
+
 def refused(*arguments: str | Path) -> Outcome:
     return lockstep("bench", *arguments)
 

@@ -40,6 +40,8 @@ def sample(model: LanguageModel, prompt: Tensor, new_tokens: int, sampling: Samp
     """Prompt and continuation, [batch, time + new_tokens]."""
     if prompt.shape[1] == 0:
         raise ValueError("the prompt must hold at least one token")
+    if new_tokens < 0:
+        raise ValueError(f"{new_tokens} new tokens cannot be written")
     generator = None
     if sampling.seed is not None:
         generator = torch.Generator(prompt.device).manual_seed(sampling.seed)

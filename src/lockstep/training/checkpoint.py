@@ -154,7 +154,7 @@ def resolve_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     if name is None:
         newest = newest_checkpoint(path)
         if newest is None:
-            raise UserError(f"{path}: no run folder with checkpoints; train first")
+            raise UserError(f"{path}: {_why_none(path)}")
         return newest
     folder = path / (f"checkpoint-{name}" if name.isdigit() else name)
     if (folder / "config.yaml").exists():
@@ -165,6 +165,12 @@ def resolve_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
         return open_checkpoint(folder)
     except DamagedCheckpoint as damage:
         raise UserError(f"{folder}: damaged checkpoint: {damage}") from None
+
+
+def _why_none(path: Path) -> str:
+    """A folder may hold runs instead of being one, as a study's does."""
+    runs = sorted(config.parent for config in path.glob("runs/*/config.yaml"))
+    return f"holds runs; name one of them, such as {runs[0]}" if runs else "no run folder with checkpoints; train first"
 
 
 def _why_missing(run_folder: Path, name: str) -> str:
