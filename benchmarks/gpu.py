@@ -173,8 +173,8 @@ def added(measurements: Any, name: str, summary: str, *paragraphs: str) -> argpa
 def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: str) -> None:
     """The options that every measurement has."""
     add = parser.add_argument
-    add("--contestants", type=listed(one_of(known)), metavar="NAME,...", help="only these (default: see below)")
-    add("--lengths", type=listed(number), metavar="NUMBER,...", help=lengths)
+    add("--contestants", type=each_once(one_of(known)), metavar="NAME,...", help="only these (default: see below)")
+    add("--lengths", type=each_once(number), metavar="NUMBER,...", help=lengths)
     add("--profile", type=one_of(known), metavar="NAME", help="only its kernels, by time")
     add("--rounds", type=number, default=5, help="turns that each contestant takes (default: %(default)s)")
     full = "/".join(map(str, Size()))
@@ -220,8 +220,17 @@ def listed(one: Callable[[str], T], between: str = ",") -> Callable[[str], tuple
         parts = [part.strip() for part in text.split(between)]
         if "" in parts:
             raise argparse.ArgumentTypeError(f"{text!r} has nothing before or after a {between!r}")
-        found = tuple(map(one, parts))
-        if between == "," and len(set(found)) < len(found):
+        return tuple(map(one, parts))
+
+    return all_of
+
+
+def each_once(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Listed: what stood there twice would be measured twice, and shown once."""
+
+    def all_of(text: str) -> tuple[T, ...]:
+        found = listed(one)(text)
+        if len(set(found)) < len(found):
             raise argparse.ArgumentTypeError(f"{text!r} names one twice")
         return found
 

@@ -26,6 +26,7 @@ pytest.importorskip("triton")
 
 from lockstep.kernels.memory import recalling as operator
 
+# Of an activation far out, where the exponential is infinite and its inverse zero, as they should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 ON_A_GPU = torch.cuda.is_available()

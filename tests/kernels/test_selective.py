@@ -148,6 +148,7 @@ def test_time_is_divided_among_many_programs() -> None:
         assert programs > flow.PROGRAMS / 2 or run.tokens <= 2 * flow.SHORTEST
 
 
+# Which is what the interpreter's numpy then says.
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_rates_beyond_all_measure_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their product with the decay is infinite in float32."""

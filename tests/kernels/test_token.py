@@ -31,6 +31,7 @@ from lockstep.kernels.arrivals import counters
 from lockstep.kernels.memory import token_operator as operator
 from lockstep.kernels.memory.token_standing import stand_
 
+# Of an activation far out, where the exponential is infinite and its inverse zero, as they should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 ON_A_GPU = torch.cuda.is_available()

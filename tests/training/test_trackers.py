@@ -64,6 +64,7 @@ def test_tensorboard_hides_what_was_logged_beyond_the_checkpoint(tmp_path: Path)
     assert scalars(tmp_path / "tensorboard", "loss") == expected
 
 
+# What other packages warn of, in their own code and of each other's.
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_writes_offline_into_the_run_folder_under_one_id(tmp_path: Path) -> None:
     importable("wandb")
@@ -82,6 +83,7 @@ def test_wandb_writes_offline_into_the_run_folder_under_one_id(tmp_path: Path) -
         time.sleep(0.1)
 
 
+# Likewise.
 @pytest.mark.filterwarnings("ignore")
 def test_trackio_keeps_one_run_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

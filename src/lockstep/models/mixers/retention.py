@@ -62,9 +62,8 @@ class Retention(Mixer):
         return torch.log1p(-torch.exp2(-5 - torch.arange(self.heads, device=like.device, dtype=like.dtype)))
 
     def gated(self, reads: Tensor, gate: Tensor) -> Tensor:
-        normal = (
-            F.rms_norm(reads.to(arithmetic(reads.dtype)), (self.value_dim,), eps=EPSILON).transpose(1, 2).flatten(2)
-        )
+        exact = reads.to(arithmetic(reads.dtype))
+        normal = F.rms_norm(exact, (self.value_dim,), eps=EPSILON).transpose(1, 2).flatten(2)
         return normal.to(gate.dtype) * F.silu(gate)
 
     def initial_state(self, batch: int, capacity: int | None = None) -> RetentionState:
