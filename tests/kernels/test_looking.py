@@ -146,33 +146,18 @@ def require_close(size: Size, dtype: torch.dtype, bound: float, **options: Any) 
         assert torch.equal(changed, torch.full_like(changed, size.kv_heads * size.rows)), "nothing else is written"
 
 
-@pytest.fixture(params=[looking.SHORT, 0], ids=["alone", "shared"])
-def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a program takes short caches alone."""
-    monkeypatch.setattr(looking, "SHORT", request.param)
-
-
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_read_and_put(name: str, dtype: torch.dtype) -> None:
     require_close(CASES[name], dtype, BOUNDS[dtype])
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("programs", [1, 4, 1000])
 def test_however_it_is_shared(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "PROGRAMS", programs)
     require_close(Size(333, (332, 100, 64)), torch.float32, BOUNDS[torch.float32])
 
 
-def test_a_short_cache_in_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "NUMBERS", 2048)
-    assert looking.sharing(2, 2, 333, 16)[:3] == (1, 3, 128)
-    require_close(Size(333, (332, 100)), torch.float32, BOUNDS[torch.float32])
-
-
-@pytest.mark.usefixtures("short")
 def test_one_call_after_another() -> None:
     """Of different shapes: each finds the counters as the first did."""
     for name in ("some tiles", "a window", "groups", "one for all", "groups", "a window"):
@@ -180,19 +165,16 @@ def test_one_call_after_another() -> None:
     assert not counters("look_", torch.empty(0, device=DEVICE).device, 1).any()
 
 
-@pytest.mark.parametrize("width", looking.WIDTHS)
 @pytest.mark.parametrize(
     ("batch", "slots"),
     [(1, 1), (1, 64), (1, 260), (1, 512), (1, 65_536), (20, 260), (64, 260), (64, 1024), (64, 65_536)],
 )
-def test_parts_have_it_all(batch: int, slots: int, width: int) -> None:
-    count, size, tile, warps = looking.sharing(batch, 8, slots, width)
-    tiles = -(-slots // tile)
+def test_parts_have_it_all(batch: int, slots: int) -> None:
+    count, size = looking.sharing(batch, 8, slots)
+    tiles = -(-slots // looking.SLOTS)
     assert (count - 1) * size < tiles <= count * size
     assert count == tiles or batch * 8 * count <= looking.PROGRAMS + batch * 8
-    assert (count == 1) == (slots <= looking.SHORT or batch == 64)
-    assert tile in (looking.SLOTS, 128, 256, 512)
-    assert warps in (4, 8, 16)
+    assert (count == 1) == (slots <= looking.SLOTS or batch == 64)
 
 
 def test_steep_scores() -> None:

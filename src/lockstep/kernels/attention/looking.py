@@ -18,15 +18,9 @@ from lockstep.kernels.backends import ours_may_decode
 WIDTHS = (16, 32, 64, 128)
 """Numbers of a head."""
 SLOTS = 64
-"""Keys that a program takes at a time where others share the device with it."""
+"""Keys that a program takes at a time."""
 PROGRAMS = 264
 """Enough to keep a large device busy: two for each of its multiprocessors."""
-SHORT = 512
-"""Slots of a cache that one program takes alone, and at once: fetching them takes as long as telling others of it."""
-NUMBERS = 32768
-"""Of keys that such a program takes at once, at most: what the registers of a multiprocessor have room for."""
-EACH = 2048
-"""Numbers of keys to a warp."""
 
 
 class Cache(NamedTuple):
@@ -69,18 +63,11 @@ class Sharing(NamedTuple):
 
     parts: int
     tiles: int
-    """Of a part."""
-    slots: int
-    """Of a tile, a power of two."""
-    warps: int
-    """Of a program."""
+    """Of a part, of so many slots each."""
 
 
-def sharing(batch: int, kv_heads: int, slots: int, width: int) -> Sharing:
-    """Of a short cache one part, in a tile as large as can be where rows leave room for it; of a long one many."""
-    rows, short = batch * kv_heads, slots <= SHORT
-    large = min(max(1 << (slots - 1).bit_length(), SLOTS), NUMBERS // width)
-    tile = large if short and 2 * rows <= PROGRAMS else SLOTS
-    tiles = -(-slots // tile)
-    size = tiles if short else max(math.ceil(tiles * rows / PROGRAMS), 1)
-    return Sharing(-(-tiles // size), size, tile, min(max(tile * width // EACH, 4), 16))
+def sharing(batch: int, kv_heads: int, slots: int) -> Sharing:
+    """As many parts as the device has room for, and one for each tile at most."""
+    tiles = -(-slots // SLOTS)
+    size = min(math.ceil(tiles * batch * kv_heads / PROGRAMS), tiles)
+    return Sharing(-(-tiles // size), size)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.arrivals import advance, counters, is_last
-from lockstep.kernels.attention.looking import sharing
+from lockstep.kernels.attention.looking import SLOTS, sharing
 from lockstep.kernels.attention.reads import LOG2_E, LOWEST
 from lockstep.kernels.record import record
 
@@ -18,16 +18,25 @@ NAME = "look"
 
 
 @triton.jit
-def turned(row: tl.tensor, place: tl.tensor, rates: tl.tensor, HALF: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
-    """A query or key [WIDTH] in 32 bits, its first 2 × HALF numbers turned by its place."""
+def turn_of(place: tl.tensor, rates: tl.tensor, HALF: tl.constexpr, WIDTH: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Cosine and sine [WIDTH] of a place's angles, one and zero behind the first 2 × HALF numbers."""
     wide = tl.arange(0, WIDTH)
-    x = tl.load(row + wide).to(tl.float32)
+    angle = tl.zeros([WIDTH], tl.float32)
     # Not by an early return, behind which Triton would still compile what takes a remainder by zero.
     if HALF > 0:
-        turning, left = wide < 2 * HALF, wide < HALF
-        other = tl.load(row + tl.where(left, wide + HALF, wide - HALF), mask=turning, other=0.0).to(tl.float32)
-        angle = place.to(tl.float32) * tl.load(rates + wide % HALF, mask=turning, other=0.0)
-        x = x * tl.cos(angle) + tl.where(left, -other, other) * tl.sin(angle)
+        angle = place.to(tl.float32) * tl.load(rates + wide % HALF, mask=wide < 2 * HALF, other=0.0)
+    return tl.cos(angle), tl.sin(angle)
+
+
+@triton.jit
+def turned(row: tl.tensor, cosine: tl.tensor, sine: tl.tensor, HALF: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
+    """A query or key [WIDTH] in 32 bits, its first 2 × HALF numbers turned."""
+    wide = tl.arange(0, WIDTH)
+    x = tl.load(row + wide).to(tl.float32)
+    if HALF > 0:
+        left = wide < HALF
+        other = tl.load(row + tl.where(left, wide + HALF, wide - HALF), mask=wide < 2 * HALF, other=0.0)
+        x = x * cosine + tl.where(left, -other.to(tl.float32), other.to(tl.float32)) * sine
     return x
 
 
@@ -118,24 +127,27 @@ def look_kernel(
     keys += row * slots * WIDTH
     values += row * slots * WIDTH
     at, length = tl.load(position + sample), (slots - persistent) // ROWS
-    inside = (at % length).to(tl.int32)
+    # In 32 bits, as far as texts go: a remainder in 64 takes longer than what it decides.
+    inside = at.to(tl.int32) % length
     place = inside if SEGMENTED else at
+    cosine, sine = turn_of(place, rates, HALF, WIDTH)
     # The last slot that is seen: all have been filled where tokens went round.
     last = inside if SEGMENTED else tl.where(at < length, inside, length)
     # What comes new, as the cache will have it: in the last row the token's own, before it what was said to it.
     queries = qkv + sample * (GROUP + 2) * kv_heads * WIDTH
     own = queries + (GROUP * kv_heads + head) * WIDTH
     own_slot = persistent + (ROWS - 1) * length + inside
-    own_key = turned(own, place, rates, HALF, WIDTH).to(low)
+    own_key = turned(own, cosine, sine, HALF, WIDTH).to(low)
     own_value = tl.load(own + kv_heads * WIDTH + wide).to(low)
     if ROWS == 2:
         second = said + (sample * 2 * kv_heads + head) * WIDTH
         said_slot = persistent + inside
-        said_key = turned(second, place, rates, HALF, WIDTH).to(low)
+        said_key = turned(second, cosine, sine, HALF, WIDTH).to(low)
         said_value = tl.load(second + kv_heads * WIDTH + wide).to(low)
     for member in tl.static_range(GROUP):
         which = row * GROUP + member
-        query = turned(queries + (head * GROUP + member) * WIDTH, place, rates, HALF, WIDTH)[None, :] * SCALE
+        asked = queries + (head * GROUP + member) * WIDTH
+        query = turned(asked, cosine, sine, HALF, WIDTH)[None, :] * SCALE
         # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
         top, total, read = nothing(SLOTS, WIDTH)
         for tile in range(part * size, part * size + size):
@@ -201,7 +213,7 @@ def look_(
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("a cache that is written over must be in one piece")
     batch, kv_heads, slots, width = keys.shape
-    shared = sharing(batch, kv_heads, slots, width)
+    shared = sharing(batch, kv_heads, slots)
     several = (batch * heads, shared.parts) if shared.parts > 1 else None
     found = qkv.new_empty(*several, width, dtype=torch.float32) if several else None
     tops, totals = (qkv.new_empty(several, dtype=torch.float32) if several else None for _ in range(2))
@@ -225,10 +237,10 @@ def look_(
         shared.tiles,
         HALF=0 if rates is None else len(rates),
         GROUP=heads // kv_heads,
-        SLOTS=shared.slots,
+        SLOTS=SLOTS,
         WIDTH=width,
         SEGMENTED=segmented,
-        num_warps=shared.warps,
+        num_warps=4,
     )
     return reads
 
