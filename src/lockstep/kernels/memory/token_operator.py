@@ -13,8 +13,8 @@ from lockstep.kernels.memory.token_step import token_kernel
 from lockstep.kernels.record import record
 
 NAME = "memory token"
-PROGRAMS = 128
-"""As many as a large device has multiprocessors."""
+PROGRAMS = 64
+"""Of all rows: twice as many took as long on an H200, half as many longer."""
 FEWEST = 8
 """Hidden units of a program at least: the columns of a matrix that a device fetches at once."""
 LARGEST = 4096

@@ -165,11 +165,11 @@ def token_kernel(
         tl.debug_barrier()  # all of the weights are written before any of them is copied
         finished = True
     if finished:
-        # Nobody reads the old point of this row any more, nor the old position for it.
-        advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
         if SPLIT > 1:
             said_by_parts = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
             answer = tl.sum(said_by_parts, axis=0, keep_dims=True)
+        # Nobody reads the old point of this row any more, nor the old position for it.
+        advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
         read = read_from(answer, query, g, s, NORM, RESIDUAL)
         tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
         if IN_PLACE:
