@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lockstep.memory.recomputation import never_kept
+from lockstep.models.beside import both
 from lockstep.models.mixers.attention import Attention
 from lockstep.models.mixers.attention_and_memory import AttentionAndMemory, BothState
 from lockstep.models.mixers.memory_gate import MemoryGate
@@ -27,8 +28,10 @@ class MemoryAsGate(AttentionAndMemory):
 
     def step(self, x: Tensor, state: BothState | None) -> tuple[Tensor, BothState]:
         state = self.initial_state(x.shape[0]) if state is None else state
-        attended, cache = self.attention.mix_on(x, state.attention)
-        reads, memory = None, state.memory
-        if self.memory is not None and isinstance(memory, NeuralState):
-            reads, memory = self.memory.step(x, memory)
+        if self.memory is None or not isinstance(state.memory, NeuralState):
+            attended, cache = self.attention.mix_on(x, state.attention)
+            return self.output(self.gate([attended], [None])), BothState(cache, state.memory)
+        (attended, cache), (reads, memory) = both(
+            (self.attention.mix_on, x, state.attention), (self.memory.step, x, state.memory)
+        )
         return self.output(self.gate([attended], [reads])), BothState(cache, memory)
