@@ -12,9 +12,11 @@ from lockstep.laws.subject import randomise
 from lockstep.memory.ownership import given_up
 from lockstep.models.decoding import Decoder
 from lockstep.models.language_model import LanguageModel
+from lockstep.models.precision import as_in_training
 from lockstep.models.registry import build
 from lockstep.models.sampling import Sampling, sample
 from lockstep.models.state import State, map_state, named_tensors, stack
+from lockstep.training.compilation import compile_steps
 
 ON_A_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_A_GPU else "cpu"
@@ -115,6 +117,35 @@ def test_going_back(name: str) -> None:
     again = [decoder.step(following[:, place, None]).clone() for place in range(6)]
     assert torch.equal(torch.stack(first), torch.stack(again))
     assert decoder.recording is recording
+
+
+COMPILED = ["transformer++", "mamba2", "gated-deltanet", "titans-lmm", "titans-mac", "titans-mag", "titans-mal", "yaad"]
+
+
+@pytest.mark.skipif(not ON_A_GPU, reason="steps are compiled for a GPU")
+@pytest.mark.parametrize("name", COMPILED)
+@torch.inference_mode()
+def test_compiled_steps_say_what_a_whole_text_says(name: str) -> None:
+    """In bfloat16, after a context by the kernels that train: no further from float64 than the whole text at once."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 256, "max_length": 2048, "dim": 512, "depth": 2, "heads": 8}
+    given: dict[str, Any] = (
+        {"segment": 1024} if name == "titans-mac" else {"heads": 6} if name == "gated-deltanet" else {}
+    )
+    low = build(name, **sizes | given).to(DEVICE, torch.bfloat16).eval()
+    exact = build(name, **sizes | given).to(DEVICE, torch.float64).eval()
+    exact.load_state_dict(low.state_dict())
+    text, context = torch.randint(256, (1, 1100), device=DEVICE), 1000
+    wanted = exact(text)[0, context:]
+    with as_in_training(low):
+        whole = low(text)[0, context:].double()
+        _, state = low.step(text[:, :context], low.initial_state(1, capacity=1100))
+    compile_steps(low)
+    decoder = Decoder(low, state)
+    written = torch.cat([decoder.step(text[:, place, None]) for place in range(context, 1100)]).double()
+    assert decoder.recording is not None
+    error, usual = ((found - wanted).norm() / wanted.norm() for found in (written, whole))
+    assert error < 1.5 * usual + 2e-3, f"{error:.2g} from float64, and the whole text {usual:.2g}"
 
 
 def test_samples_are_those_of_step() -> None:

@@ -18,8 +18,13 @@ def compile_blocks(model: LanguageModel) -> None:
 
 
 def compile_steps(model: LanguageModel) -> None:
-    """The same for `step`, by which texts are read and written."""
+    """The same for `step`, by which texts are read and written.
+
+    Torch's compiler then writes products with a single row itself, into one kernel with the sums that follow them, and
+    tries out how they are best shared among programs: a library's are made for more rows.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     for block in model.layers:
+        compiled = torch.compile(block.step, dynamic=False, options={"coordinate_descent_tuning": True})
         # On the block itself, where `compile` of its forward would be too.
-        object.__setattr__(block, "step", torch.compile(block.step, dynamic=False))
+        object.__setattr__(block, "step", compiled)
