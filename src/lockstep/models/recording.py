@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from weakref import WeakSet
 
 import torch
@@ -27,8 +29,9 @@ class Recording:
         self.graph = torch.cuda.CUDAGraph()
         # One pool for all: they never run at once, and what outlives a replay is copied.
         pool = next((one.graph.pool() for one in _alive), None)
+        here = torch.cuda.current_stream()
         # torch leaves its own stream behind where a recording fails.
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.stream(here), torch.cuda.graph(self.graph, pool=pool, stream=aside(here.device)):
             self.result = compute(*self.given)
         _alive.add(self)
 
@@ -42,6 +45,29 @@ class Recording:
 
 
 _alive: WeakSet[Recording] = WeakSet()
+
+
+@cache
+def aside(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which everything is recorded."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def where_recorded(device: torch.device) -> Iterator[None]:
+    """On that stream, for calls with derivatives before they are recorded; without a GPU nothing changes.
+
+    Where anything of a call's derivatives is still held, the next call's gradients go by the stream of that one. A
+    recording cannot wait for a stream outside of it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    here, there = torch.cuda.current_stream(device), aside(device)
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        yield
+    here.wait_stream(there)
 
 
 def recorded(compute: Callable[..., Tensor], given: Given, what: str) -> Recording | None:

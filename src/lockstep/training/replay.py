@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.models.recording import WARM, Given, Recording, recorded
+from lockstep.models.recording import WARM, Given, Recording, recorded, where_recorded
 
 Compute = Callable[..., Tensor]
 """Of tensors, some of which may be missing: adds to gradients, and returns what is to be known of it."""
@@ -39,7 +40,8 @@ class Gradients:
             self._record(compute, kind, given)
         if kind in self.recordings:
             return self.recordings[kind].replay(given)
-        result = compute(*given)
+        with where_recorded(self.parameters[0].device) if self.replayed else nullcontext():
+            result = compute(*given)
         self.learning.update(parameter for parameter in self.parameters if parameter.grad is not None)
         return result
 
