@@ -15,7 +15,9 @@ decoding  a context is read, and the likeliest tokens are written after it, each
 
 Models of equal non-embedding parameters (the width of the SwiGLU gives way, or the depth where there is none),
 torch.compile; training under bfloat16 autocast, decoding with weights in bfloat16. First everybody is warmed up; then
-contestants take turns inside a round, and a ratio is the median of the rounds' own ratios.
+contestants take turns inside a round, and a ratio is the median of the rounds' own ratios. titans-pytorch trains when
+all others have been measured: where it reads beyond its tensors, the device is lost to the program.
+Cut off, by Ctrl-C or by a limit of time, it prints the rounds that were whole.
 A contestant that fails gets a line that says why, and where all of them fail the program does. Progress and a table go
 to stderr. The last of the commands above needs no GPU, and measures nothing worth knowing: it tries the program out.
 
@@ -33,6 +35,7 @@ import importlib
 import importlib.util
 import platform
 import re
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -275,4 +278,6 @@ def introduce(asked: argparse.Namespace, peaks: Mapping[str, float]) -> None:
 
 
 if __name__ == "__main__":
+    # Who is cut off, by a limit of time too, still tells what was measured.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -48,7 +48,7 @@ PEERS: dict[str, bool] = {PEER: False, f"{PEER}-bf16": True}
 """As its own training script runs it, in float32, and under the autocast that everybody else has."""
 FLA, MAMBA_SSM = GUESTS = "fla-gated-deltanet", "mamba-ssm-mamba2"
 """Other packages' layers for two of the rivals."""
-NAMES = (BASELINE, *MEMORIES, *RIVALS, *OTHERS, PLAIN, *PEERS, *GUESTS)
+NAMES = (BASELINE, *MEMORIES, *RIVALS, *OTHERS, PLAIN, *GUESTS, *PEERS)
 
 Compiled = Literal["model", "blocks", "nothing"]
 

@@ -26,7 +26,7 @@ from gpu_contestants import (
     guest,
     specification,
 )
-from gpu_training import GUESTS_AT, emit_kernels, in_one_line, times, verdict
+from gpu_training import GUESTS_AT, emit_kernels, in_one_line, keep_whole_rounds, times, verdict
 from guests import Outsider, OutsidersDecoder
 from peer import PEER
 from peer_writing import WritingPeer
@@ -119,6 +119,26 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
     """A line for each contestant; `before` is what each took per token at the shortest context."""
     lines: Lines = {}
     ready: dict[str, Writer] = {}
+    try:
+        all_prepared(case, asked, lines, ready)
+        for number in range(asked.rounds):
+            for one in ready.values():
+                # One before the clock: the first replay after another's graph takes longer, the more kernels it has.
+                one.write()
+                one.seconds_per_token.append(seconds_of(one.write, DECODED, asked.device))
+            pace = ", ".join(f"{name} {1e3 * one.seconds_per_token[-1]:.3g} ms" for name, one in ready.items())
+            say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {pace}")
+    finally:
+        keep_whole_rounds(lines, ready)
+        for name, line in lines.items():
+            if name in ready:
+                line |= results(name, ready, case, before)
+            emit(line)
+    return list(lines.values())
+
+
+def all_prepared(case: Case, asked: argparse.Namespace, lines: Lines, ready: dict[str, Writer]) -> None:
+    """Those that can be are ready then; the lines say what became of each."""
     for name in asked.contestants or invited(case):
         lines[name] = line = {"name": "decoding", "contestant": name, **case._asdict()}
         started = time.perf_counter()
@@ -133,18 +153,6 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
             line["warm_up_seconds"] = time.perf_counter() - started
             say(f"{in_words(case)}: {name} is warm after {line['warm_up_seconds']:.1f} s")
         release(asked.device)
-    for number in range(asked.rounds):
-        for one in ready.values():
-            # One before the clock: the first replay after another's graph takes longer, the more kernels it has.
-            one.write()
-            one.seconds_per_token.append(seconds_of(one.write, DECODED, asked.device))
-        pace = ", ".join(f"{name} {1e3 * one.seconds_per_token[-1]:.3g} ms" for name, one in ready.items())
-        say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {pace}")
-    for name, line in lines.items():
-        if name in ready:
-            line |= results(name, ready, case, before)
-        emit(line)
-    return list(lines.values())
 
 
 @torch.inference_mode()

@@ -38,6 +38,8 @@ TOKENS, MORE_TOKENS, LONG = 65_536, 262_144, 16_384
 """Tokens of a step; there are more from a length on."""
 GUESTS_AT = 4096
 """Where those that are not Lockstep's compete unless they are named: a step of the peer takes seconds."""
+PEER_TOKENS = 4096
+"""Of a step of the peer, at most: twice as many as in its own script."""
 TURN_SECONDS, SLOW_SECONDS = 3.0, 5.0
 """How long a turn of several steps may be, and from when on a step is too long to warm up every turn with one."""
 TOP_KERNELS = 25
@@ -93,28 +95,52 @@ Lines = dict[str, dict[str, Any]]
 
 
 def measure(case: Case, asked: argparse.Namespace, tflops: float) -> list[dict[str, Any]]:
-    """A line for each contestant, printed as soon as the case is done."""
+    """A line for each contestant, printed as soon as the case is done, or cut off."""
+    names = asked.contestants or invited(case)
+    # Peers behind all others: one that fails may leave the device to nobody.
+    groups = [name for name in names if name not in PEERS], [name for name in names if name in PEERS]
     lines: Lines = {}
-    ready = all_warmed(case, asked, lines)
-    for number in range(asked.rounds):
-        for name in tuple(ready):
-            try:
-                take_turn(ready[name], asked)
-            except Exception as error:
-                lines[name]["error"] = in_one_line(error)
-                del ready[name]
-        say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {in_pace(ready)}")
-    for name, line in lines.items():
-        if name in ready:
-            line |= results(name, ready, case, tflops)
-        emit(line)
+    ready: dict[str, Contestant] = {}
+    try:
+        for group in groups:
+            all_warmed(group, case, asked, lines, ready)
+            for number in range(asked.rounds if group else 0):
+                take_turns([name for name in group if name in ready], asked, lines, ready)
+                say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {in_pace(group, ready)}")
+    finally:
+        keep_whole_rounds(lines, ready)
+        for name, line in lines.items():
+            if name in ready:
+                line |= results(name, ready, case, tflops)
+            emit(line)
     return list(lines.values())
 
 
-def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str, Contestant]:
-    """Those that can be; the lines say what became of each."""
-    ready: dict[str, Contestant] = {}
-    for name in asked.contestants or invited(case):
+def take_turns(names: Sequence[str], asked: argparse.Namespace, lines: Lines, ready: dict[str, Contestant]) -> None:
+    """One each; who fails is not ready any more."""
+    for name in names:
+        try:
+            take_turn(ready[name], asked)
+        except Exception as error:
+            lines[name]["error"] = in_one_line(error)
+            del ready[name]
+
+
+def keep_whole_rounds(lines: Lines, ready: dict[str, Any]) -> None:
+    """Of a case that was cut off: as many for everybody who had any."""
+    for name in [name for name, one in ready.items() if not one.seconds_per_token]:
+        lines[name]["error"] = "cut off before its first turn"
+        del ready[name]
+    whole = min((len(one.seconds_per_token) for one in ready.values()), default=0)
+    for one in ready.values():
+        del one.seconds_per_token[whole:]
+
+
+def all_warmed(
+    names: Sequence[str], case: Case, asked: argparse.Namespace, lines: Lines, ready: dict[str, Contestant]
+) -> None:
+    """Those that can be are ready then; the lines say what became of each."""
+    for name in names:
         started, (graphs, breaks) = time.perf_counter(), compilations()
         lines[name] = line = {"name": "training", "contestant": name, "length": case.length}
         try:
@@ -130,21 +156,20 @@ def all_warmed(case: Case, asked: argparse.Namespace, lines: Lines) -> dict[str,
             line |= {"graphs": more_graphs - graphs, "graph_breaks": more_breaks - breaks}
             say(f"{in_words(case)}: {name} is warm after {seconds:.1f} s")
         release(asked.device)
-    return ready
 
 
 def invited(case: Case) -> tuple[str, ...]:
-    return (BASELINE, *MEMORIES, *RIVALS, *(PLAIN, *PEERS, *GUESTS) * (case == Case(GUESTS_AT)))
+    return (BASELINE, *MEMORIES, *RIVALS, *(PLAIN, *GUESTS, *PEERS) * (case == Case(GUESTS_AT)))
 
 
 def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:
-    """Ready for its turns. Peers and guests get as many sequences as fit, half by half; everybody else all of them."""
-    batch = case.batch(asked.tokens)
+    """Ready for its turns. Guests get as many sequences as fit, half by half, the peer few; everybody else all."""
+    batch = case.batch(min(asked.tokens or PEER_TOKENS, PEER_TOKENS) if name in PEERS else asked.tokens)
     while True:
         try:
             return tried(name, Setting(asked.size, case.length, batch, asked.compiled, asked.device))
         except torch.OutOfMemoryError:
-            if (name not in PEERS and name not in GUESTS) or batch == 1:
+            if name not in GUESTS or batch == 1:
                 raise
         batch //= 2
         release(asked.device)
@@ -282,8 +307,9 @@ def in_words(case: Case) -> str:
     return f"{case.length} alone" if case.alone else str(case.length)
 
 
-def in_pace(ready: Mapping[str, Contestant]) -> str:
-    return ", ".join(f"{name} {in_short(1 / one.seconds_per_token[-1])}" for name, one in ready.items())
+def in_pace(names: Sequence[str], ready: Mapping[str, Contestant]) -> str:
+    still = {name: ready[name].seconds_per_token[-1] for name in names if name in ready}
+    return ", ".join(f"{name} {in_short(1 / seconds)}" for name, seconds in still.items())
 
 
 def in_one_line(error: Exception) -> str:

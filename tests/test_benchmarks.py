@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import runpy
+import signal
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +88,29 @@ def test_training_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
     assert last[-1].split()[-1] == "error"
     verdict = f"speed {bar['ratio']:.3g} of titans-lmm >= 0.85 {'met' if bar['met'] else 'MISSED'}"
     assert last[2].endswith(f"  {verdict}")
+
+
+@pytest.mark.parametrize(("measurement", "told"), [("training", "tokens_per_second"), ("decoding", "milliseconds")])
+def test_who_is_cut_off_tells_the_rounds_that_were_whole(measurement: str, told: str) -> None:
+    small = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--lengths", "64", "--rounds", "100000")
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), measurement, *small]
+    with subprocess.Popen(
+        [*command, "--contestants", "transformer++,titans-lmm"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stderr is not None
+        assert any("round 2 of" in line for line in process.stderr)
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    _, *lines = (json.loads(line) for line in out.splitlines())
+    assert [line["contestant"] for line in lines] == ["transformer++", "titans-lmm"]
+    rounds = {len(line[f"{told}_by_round"]) for line in lines}
+    assert len(rounds) == 1
+    assert min(rounds) >= 2
 
 
 def test_flops_are_those_of_the_model_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
