@@ -209,7 +209,7 @@ def test_who_is_taken() -> None:
     assert not joined.takes([attended], [None])
     assert not joined.takes([attended], [reads.float()])
     assert not joined.takes([attended.double()], [reads])
-    assert not joined.takes([attended[:, :1]], [reads[:, :1]])
+    assert joined.takes([attended[:, :1]], [reads[:, :1]]) == ON_A_GPU
     assert not joined.takes([attended], [attended.unflatten(-1, (16, 8))])
 
 

@@ -19,7 +19,7 @@ def takes(attended: Sequence[Tensor], reads: Sequence[Tensor | None]) -> bool:
 
 
 def suits(attended: Tensor, reads: Tensor | None) -> bool:
-    """Single tokens are left to a compiler, which has them in registers when the next product begins."""
-    if reads is None or reads.dtype is not torch.bfloat16 or reads.shape[1] < 2 or not ours_may_run(reads):
+    """Single tokens too: a compiler has two sums for them, and a kernel for each."""
+    if reads is None or reads.dtype is not torch.bfloat16 or not ours_may_run(reads):
         return False
     return attended.dtype in (torch.bfloat16, torch.float32) and reads.shape[-1] in WIDTHS
