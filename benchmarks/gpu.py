@@ -15,9 +15,9 @@ decoding  a context is read, and the likeliest tokens are written after it, each
 
 Models of equal non-embedding parameters (the width of the SwiGLU gives way, or the depth where there is none),
 torch.compile; training under bfloat16 autocast, decoding with weights in bfloat16. First everybody is warmed up; then
-contestants take turns inside a round, and a ratio is the median of the rounds' own ratios. titans-pytorch trains when
-all others have been measured: where it reads beyond its tensors, the device is lost to the program.
-Cut off, by Ctrl-C or by a limit of time, it prints the rounds that were whole.
+contestants take turns inside a round, and a ratio is the median of the rounds' own ratios. titans-pytorch is warmed up
+and has its turns when all others have been measured, on 4096 tokens a step at most: where it reads beyond its tensors,
+the device is lost to the program. Cut off, by Ctrl-C or by a limit of time, the program prints what was measured.
 A contestant that fails gets a line that says why, and where all of them fail the program does. Progress and a table go
 to stderr. The last of the commands above needs no GPU, and measures nothing worth knowing: it tries the program out.
 
@@ -159,7 +159,8 @@ def add_decoding(measurements: Any) -> None:
         "and at most 1.3 are wanted.",
     )
     decoding.set_defaults(measurement=decode)
-    usual, batch = ",".join(map(str, (*gpu_decoding.LENGTHS, gpu_decoding.FAR))), f"a batch of {gpu_decoding.SEVERAL}"
+    lengths = (*gpu_decoding.LENGTHS, gpu_decoding.FAR, GUESTS_AT)
+    usual, batch = ",".join(map(str, lengths)), f"a batch of {gpu_decoding.SEVERAL}"
     add_shared(decoding, gpu_decoding.NAMES, f"of a context (default: {usual}, and {batch} at 1024)")
     decoding.add_argument("--several", action="store_true", help=f"after --lengths {batch}, at the first of them")
 

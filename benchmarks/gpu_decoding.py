@@ -26,7 +26,7 @@ from gpu_contestants import (
     guest,
     specification,
 )
-from gpu_training import GUESTS_AT, emit_kernels, in_one_line, keep_whole_rounds, times, verdict
+from gpu_training import CUT_OFF, GUESTS_AT, emit_kernels, in_one_line, peers_last, times, verdict
 from guests import Outsider, OutsidersDecoder
 from peer import PEER
 from peer_writing import WritingPeer
@@ -41,7 +41,7 @@ from lockstep.models.state import State, state_bytes
 from lockstep.tables import aligned, in_bytes, in_short
 from lockstep.training.compilation import compile_steps
 
-LENGTHS = (1024, 4096, 16_384, LONGEST)
+LENGTHS = (1024, 16_384, LONGEST)
 FAR = 1_048_576
 """Tokens of a context that only a state of fixed size has room for."""
 PIECE = LONGEST
@@ -106,7 +106,8 @@ def cases(lengths: Sequence[int] | None, several: bool) -> list[Case]:
     """Those asked for, or all."""
     if lengths:
         return [Case(length) for length in lengths] + [Case(lengths[0], SEVERAL)] * several
-    return [*map(Case, LENGTHS), Case(FAR), Case(1024, SEVERAL)]
+    # Outsiders in the last, as where they train.
+    return [*map(Case, LENGTHS), Case(FAR), Case(1024, SEVERAL), Case(GUESTS_AT)]
 
 
 def invited(case: Case) -> tuple[str, ...]:
@@ -120,26 +121,33 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
     lines: Lines = {}
     ready: dict[str, Writer] = {}
     try:
-        all_prepared(case, asked, lines, ready)
-        for number in range(asked.rounds):
-            for one in ready.values():
-                # One before the clock: the first replay after another's graph takes longer, the more kernels it has.
-                one.write()
-                one.seconds_per_token.append(seconds_of(one.write, DECODED, asked.device))
-            pace = ", ".join(f"{name} {1e3 * one.seconds_per_token[-1]:.3g} ms" for name, one in ready.items())
-            say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {pace}")
+        for group in peers_last(asked.contestants or invited(case), [PEER]):
+            all_prepared(group, case, asked, lines, ready)
+            for number in range(asked.rounds):
+                pace = take_turns({name: ready[name] for name in group if name in ready}, asked.device)
+                say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {pace}")
     finally:
-        keep_whole_rounds(lines, ready)
+        measured = {name: one for name, one in ready.items() if one.seconds_per_token}
         for name, line in lines.items():
-            if name in ready:
-                line |= results(name, ready, case, before)
+            line |= results(name, measured, case, before) if name in measured else {"error": line.get("error", CUT_OFF)}
             emit(line)
     return list(lines.values())
 
 
-def all_prepared(case: Case, asked: argparse.Namespace, lines: Lines, ready: dict[str, Writer]) -> None:
+def take_turns(writers: Mapping[str, Writer], device: torch.device) -> str:
+    """One each; in words."""
+    for one in writers.values():
+        # One before the clock: the first replay after another's graph takes longer, the more kernels it has.
+        one.write()
+        one.seconds_per_token.append(seconds_of(one.write, DECODED, device))
+    return ", ".join(f"{name} {1e3 * one.seconds_per_token[-1]:.3g} ms" for name, one in writers.items())
+
+
+def all_prepared(
+    names: Sequence[str], case: Case, asked: argparse.Namespace, lines: Lines, ready: dict[str, Writer]
+) -> None:
     """Those that can be are ready then; the lines say what became of each."""
-    for name in asked.contestants or invited(case):
+    for name in names:
         lines[name] = line = {"name": "decoding", "contestant": name, **case._asdict()}
         started = time.perf_counter()
         try:

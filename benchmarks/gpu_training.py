@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -44,6 +44,7 @@ TURN_SECONDS, SLOW_SECONDS = 3.0, 5.0
 """How long a turn of several steps may be, and from when on a step is too long to warm up every turn with one."""
 TOP_KERNELS = 25
 LONGEST_ERROR = 300
+CUT_OFF = "cut off before its first turn had ended"
 FAST = ("gated-deltanet", "mamba2")
 """Rivals that bars are set for."""
 
@@ -60,7 +61,8 @@ class Case(NamedTuple):
 
 
 ALONE = Case(LONGEST, alone=True)
-CASES = (Case(1024), Case(4096), Case(16_384), Case(LONGEST), ALONE)
+CASES = (Case(1024), Case(16_384), Case(LONGEST), ALONE, Case(GUESTS_AT))
+"""Peers compete in the last of them, and would leave the device to nobody if they brought it down."""
 
 
 class Bar(NamedTuple):
@@ -96,24 +98,26 @@ Lines = dict[str, dict[str, Any]]
 
 def measure(case: Case, asked: argparse.Namespace, tflops: float) -> list[dict[str, Any]]:
     """A line for each contestant, printed as soon as the case is done, or cut off."""
-    names = asked.contestants or invited(case)
-    # Peers behind all others: one that fails may leave the device to nobody.
-    groups = [name for name in names if name not in PEERS], [name for name in names if name in PEERS]
     lines: Lines = {}
     ready: dict[str, Contestant] = {}
     try:
-        for group in groups:
+        for group in peers_last(asked.contestants or invited(case), PEERS):
             all_warmed(group, case, asked, lines, ready)
-            for number in range(asked.rounds if group else 0):
+            for number in range(asked.rounds):
                 take_turns([name for name in group if name in ready], asked, lines, ready)
                 say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {in_pace(group, ready)}")
     finally:
-        keep_whole_rounds(lines, ready)
+        measured = {name: one for name, one in ready.items() if one.seconds_per_token}
         for name, line in lines.items():
-            if name in ready:
-                line |= results(name, ready, case, tflops)
+            line |= results(name, measured, case, tflops) if name in measured else {"error": line.get("error", CUT_OFF)}
             emit(line)
     return list(lines.values())
+
+
+def peers_last(names: Sequence[str], peers: Collection[str]) -> list[list[str]]:
+    """Those who take turns with each other: a peer that fails may leave the device to nobody."""
+    groups = [[name for name in names if name not in peers], [name for name in names if name in peers]]
+    return [group for group in groups if group]
 
 
 def take_turns(names: Sequence[str], asked: argparse.Namespace, lines: Lines, ready: dict[str, Contestant]) -> None:
@@ -126,16 +130,6 @@ def take_turns(names: Sequence[str], asked: argparse.Namespace, lines: Lines, re
             del ready[name]
 
 
-def keep_whole_rounds(lines: Lines, ready: dict[str, Any]) -> None:
-    """Of a case that was cut off: as many for everybody who had any."""
-    for name in [name for name, one in ready.items() if not one.seconds_per_token]:
-        lines[name]["error"] = "cut off before its first turn"
-        del ready[name]
-    whole = min((len(one.seconds_per_token) for one in ready.values()), default=0)
-    for one in ready.values():
-        del one.seconds_per_token[whole:]
-
-
 def all_warmed(
     names: Sequence[str], case: Case, asked: argparse.Namespace, lines: Lines, ready: dict[str, Contestant]
 ) -> None:
@@ -143,12 +137,13 @@ def all_warmed(
     for name in names:
         started, (graphs, breaks) = time.perf_counter(), compilations()
         lines[name] = line = {"name": "training", "contestant": name, "length": case.length}
+        line["batch"] = sequences(name, case, asked)
         try:
             with recorded_in(set()):
                 ready[name] = warmed(name, case, asked)
                 line["backend"] = backend()
         except Exception as error:
-            line |= {"batch": case.batch(asked.tokens), "error": in_one_line(error)}
+            line["error"] = in_one_line(error)
             say(f"{in_words(case)}: {name}: {line['error']}")
         else:
             seconds, (more_graphs, more_breaks) = time.perf_counter() - started, compilations()
@@ -162,9 +157,14 @@ def invited(case: Case) -> tuple[str, ...]:
     return (BASELINE, *MEMORIES, *RIVALS, *(PLAIN, *GUESTS, *PEERS) * (case == Case(GUESTS_AT)))
 
 
+def sequences(name: str, case: Case, asked: argparse.Namespace) -> int:
+    """Of a step: few for a peer."""
+    return case.batch(min(asked.tokens or PEER_TOKENS, PEER_TOKENS) if name in PEERS else asked.tokens)
+
+
 def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:
-    """Ready for its turns. Guests get as many sequences as fit, half by half, the peer few; everybody else all."""
-    batch = case.batch(min(asked.tokens or PEER_TOKENS, PEER_TOKENS) if name in PEERS else asked.tokens)
+    """Ready for its turns. Guests get as many sequences as fit, half by half; everybody else all of them."""
+    batch = sequences(name, case, asked)
     while True:
         try:
             return tried(name, Setting(asked.size, case.length, batch, asked.compiled, asked.device))

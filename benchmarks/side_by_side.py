@@ -51,7 +51,8 @@ def in_turns(contestants: Mapping[str, Callable[[], None]], rounds: int) -> dict
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    """Over the rounds that both had: where a run was cut off, one may have had a turn more."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=False))
 
 
 def report(

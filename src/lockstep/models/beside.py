@@ -31,16 +31,17 @@ def both(first: Call, second: Call) -> tuple[Any, Any]:
 @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator] # torch leaves it untyped
 def on_two_streams(first: Call, second: Call) -> tuple[Any, Any]:
     """What is allocated aside is used again there alone, and the next one there waits for all that was done here."""
-    here, aside = torch.cuda.current_stream(first[1].device), another(first[1].device)
+    here, aside = torch.cuda.current_stream(first[1].device), side_stream(first[1].device)
     aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        found = first[0](*first[1:])
-    other = second[0](*second[1:])
-    here.wait_stream(aside)
-    return found, other
+    try:
+        with torch.cuda.stream(aside):
+            found = first[0](*first[1:])
+        return found, second[0](*second[1:])
+    finally:
+        here.wait_stream(aside)
 
 
 @cache
-def another(device: torch.device) -> torch.cuda.Stream:
+def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The same at every call: libraries have room for their work on each stream that they have seen."""
     return torch.cuda.Stream(device)

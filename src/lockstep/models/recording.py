@@ -31,7 +31,7 @@ class Recording:
         pool = next((one.graph.pool() for one in _alive), None)
         here = torch.cuda.current_stream()
         # torch leaves its own stream behind where a recording fails.
-        with torch.cuda.stream(here), torch.cuda.graph(self.graph, pool=pool, stream=aside(here.device)):
+        with torch.cuda.stream(here), torch.cuda.graph(self.graph, pool=pool, stream=recording_stream(here.device)):
             self.result = compute(*self.given)
         _alive.add(self)
 
@@ -48,7 +48,7 @@ _alive: WeakSet[Recording] = WeakSet()
 
 
 @cache
-def aside(device: torch.device) -> torch.cuda.Stream:
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which everything is recorded."""
     return torch.cuda.Stream(device)
 
@@ -63,11 +63,13 @@ def where_recorded(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    here, there = torch.cuda.current_stream(device), aside(device)
+    here, there = torch.cuda.current_stream(device), recording_stream(device)
     there.wait_stream(here)
-    with torch.cuda.stream(there):
-        yield
-    here.wait_stream(there)
+    try:
+        with torch.cuda.stream(there):
+            yield
+    finally:
+        here.wait_stream(there)
 
 
 def recorded(compute: Callable[..., Tensor], given: Given, what: str) -> Recording | None:

@@ -63,7 +63,7 @@ class Sharing(NamedTuple):
 
     parts: int
     tiles: int
-    """Of a part, of so many slots each."""
+    """Of a part, of SLOTS each."""
 
 
 def sharing(batch: int, kv_heads: int, slots: int) -> Sharing:

@@ -69,7 +69,7 @@ BEHIND = COUNT + len(State._fields)
 
 
 def programs(rows: int, width: int, hidden: int) -> int:
-    """That share a row, a power of two: as many as the device has room for, and as few as registers allow."""
+    """That share a row, a power of two: as many as PROGRAMS allow, and no fewer than registers do."""
     split = max(1, width * hidden // LARGEST)
     while rows * split * 2 <= PROGRAMS and hidden // (split * 2) >= FEWEST:
         split *= 2
