@@ -56,7 +56,20 @@ from gpu_contestants import (
     Size,
     specification,
 )
-from gpu_training import ALONE, CASES, GUESTS_AT, LONG, MORE_TOKENS, TOKENS, Case, invited, measure, show_kernels, table
+from gpu_training import (
+    ALONE,
+    CASES,
+    GUESTS_AT,
+    LONG,
+    MORE_TOKENS,
+    TOKENS,
+    TOP_KERNELS,
+    Case,
+    invited,
+    measure,
+    show_kernels,
+    table,
+)
 from side_by_side import emit, say
 
 from lockstep.config.spec import nearest
@@ -180,6 +193,7 @@ def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: s
     add("--contestants", type=each_once(one_of(known)), metavar="NAME,...", help="only these (default: see below)")
     add("--lengths", type=each_once(number), metavar="NUMBER,...", help=lengths)
     add("--profile", type=one_of(known), metavar="NAME", help="only its kernels, by time")
+    add("--top", type=number, default=TOP_KERNELS, help="kernels that a profile lists (default: %(default)s)")
     add("--rounds", type=number, default=5, help="turns that each contestant takes (default: %(default)s)")
     full = "/".join(map(str, Size()))
     add("--size", type=size, default=full, help="dim/depth/heads, for a trial (default: %(default)s)")
@@ -279,6 +293,7 @@ def introduce(asked: argparse.Namespace, peaks: Mapping[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    # Who is cut off, by a limit of time too, still tells what was measured.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Who is cut off, by a limit of time too, still tells what was measured, and no more.
+    for cut in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(cut, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

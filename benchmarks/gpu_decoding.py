@@ -26,7 +26,7 @@ from gpu_contestants import (
     guest,
     specification,
 )
-from gpu_training import CUT_OFF, GUESTS_AT, emit_kernels, in_one_line, peers_last, times, verdict
+from gpu_training import GUESTS_AT, emit_kernels, in_one_line, peers_last, tell, times, verdict
 from guests import Outsider, OutsidersDecoder
 from peer import PEER
 from peer_writing import WritingPeer
@@ -124,23 +124,29 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
         for group in peers_last(asked.contestants or invited(case), [PEER]):
             all_prepared(group, case, asked, lines, ready)
             for number in range(asked.rounds):
-                pace = take_turns({name: ready[name] for name in group if name in ready}, asked.device)
-                say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {pace}")
+                take_turns(group, asked.device, lines, ready)
+                say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {in_pace(group, ready)}")
     finally:
-        measured = {name: one for name, one in ready.items() if one.seconds_per_token}
-        for name, line in lines.items():
-            line |= results(name, measured, case, before) if name in measured else {"error": line.get("error", CUT_OFF)}
-            emit(line)
+        tell(lines, ready, lambda name, measured: results(name, measured, case, before))
     return list(lines.values())
 
 
-def take_turns(writers: Mapping[str, Writer], device: torch.device) -> str:
-    """One each; in words."""
-    for one in writers.values():
-        # One before the clock: the first replay after another's graph takes longer, the more kernels it has.
-        one.write()
-        one.seconds_per_token.append(seconds_of(one.write, DECODED, device))
-    return ", ".join(f"{name} {1e3 * one.seconds_per_token[-1]:.3g} ms" for name, one in writers.items())
+def take_turns(names: Sequence[str], device: torch.device, lines: Lines, ready: dict[str, Writer]) -> None:
+    """One each of those who are ready; who fails is not any more."""
+    for name in [name for name in names if name in ready]:
+        one = ready[name]
+        try:
+            # One before the clock: the first replay after another's graph takes longer, the more kernels it has.
+            one.write()
+            one.seconds_per_token.append(seconds_of(one.write, DECODED, device))
+        except Exception as error:
+            lines[name]["error"] = in_one_line(error)
+            del ready[name]
+
+
+def in_pace(names: Sequence[str], ready: Mapping[str, Writer]) -> str:
+    still = {name: ready[name].seconds_per_token[-1] for name in names if name in ready}
+    return ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in still.items())
 
 
 def all_prepared(
@@ -174,7 +180,7 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
         line["error"] = in_one_line(error)
         emit(line)
         return line
-    emit_kernels(line | {"backend": backend()}, writer.write, DECODED, asked.device)
+    emit_kernels(line | {"backend": backend()}, writer.write, DECODED, asked.top, asked.device)
     return line
 
 

@@ -104,14 +104,19 @@ def measure(case: Case, asked: argparse.Namespace, tflops: float) -> list[dict[s
         for group in peers_last(asked.contestants or invited(case), PEERS):
             all_warmed(group, case, asked, lines, ready)
             for number in range(asked.rounds):
-                take_turns([name for name in group if name in ready], asked, lines, ready)
+                take_turns(group, asked, lines, ready)
                 say(f"{in_words(case)}: round {number + 1} of {asked.rounds}: {in_pace(group, ready)}")
     finally:
-        measured = {name: one for name, one in ready.items() if one.seconds_per_token}
-        for name, line in lines.items():
-            line |= results(name, measured, case, tflops) if name in measured else {"error": line.get("error", CUT_OFF)}
-            emit(line)
+        tell(lines, ready, lambda name, measured: results(name, measured, case, tflops))
     return list(lines.values())
+
+
+def tell(lines: Lines, ready: Mapping[str, Any], results: Callable[[str, Any], dict[str, Any]]) -> None:
+    """Print what became of everybody, who may not have come to a turn; `results` are of one beside all who did."""
+    measured = {name: one for name, one in ready.items() if one.seconds_per_token}
+    for name, line in lines.items():
+        line |= results(name, measured) if name in measured else {"error": line.get("error", CUT_OFF)}
+        emit(line)
 
 
 def peers_last(names: Sequence[str], peers: Collection[str]) -> list[list[str]]:
@@ -121,8 +126,8 @@ def peers_last(names: Sequence[str], peers: Collection[str]) -> list[list[str]]:
 
 
 def take_turns(names: Sequence[str], asked: argparse.Namespace, lines: Lines, ready: dict[str, Contestant]) -> None:
-    """One each; who fails is not ready any more."""
-    for name in names:
+    """One each of those who are ready; who fails is not any more."""
+    for name in [name for name in names if name in ready]:
         try:
             take_turn(ready[name], asked)
         except Exception as error:
@@ -252,17 +257,19 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
         emit(line)
         return line
     one.step()
-    emit_kernels(line | {"batch": one.batch, "backend": backend()}, one.step, asked.steps, asked.device)
+    emit_kernels(line | {"batch": one.batch, "backend": backend()}, one.step, asked.steps, asked.top, asked.device)
     return line
 
 
-def emit_kernels(line: Mapping[str, Any], step: Callable[[], object], steps: int, device: torch.device) -> None:
+def emit_kernels(
+    line: Mapping[str, Any], step: Callable[[], object], steps: int, top: int, device: torch.device
+) -> None:
     """The line with the time of a step, and one for each of its longest kernels."""
     seconds, spent = seconds_of(step, steps, device), kernels_of(step, steps, device)
     busy, count = sum(kernel.seconds for kernel in spent), sum(kernel.calls for kernel in spent)
     facts = {"milliseconds": 1e3 * seconds, "milliseconds_busy": 1e3 * busy / steps, "kernels": count / steps}
     emit({**line, **facts})
-    for kernel in spent[:TOP_KERNELS]:
+    for kernel in spent[:top]:
         times = {"milliseconds": 1e3 * kernel.seconds / steps, "count": kernel.calls / steps}
         emit({"share": kernel.seconds / busy, **times, "kernel": kernel.name})
 
