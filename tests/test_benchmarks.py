@@ -120,6 +120,34 @@ def test_who_is_cut_off_tells_what_was_measured(measurement: str, told: str, by:
     assert lines[1]["ratio"] == pytest.approx(statistics.median(ratios))
 
 
+@pytest.mark.parametrize("measurement", ["training", "decoding"])
+def test_who_fails_in_its_turn_says_why_and_others_go_on(
+    measurement: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a token that its vocabulary does not have, which stands there when it is warm."""
+    measured = module(f"gpu_{measurement}")
+    warmed = "warmed" if measurement == "training" else "prepared"
+    whole = getattr(measured, warmed)
+
+    def spoilt(name: str, *others: Any) -> Any:
+        one = whole(name, *others)
+        if name == "titans-lmm":
+            (one.tokens if measurement == "training" else one.latest).fill_(999)
+        return one
+
+    monkeypatch.setattr(measured, warmed, spoilt)
+    small = ["--device", "cpu", "--no-compile", "--size", "32/1/2", "--lengths", "64", "--rounds", "2"]
+    few = ["--tokens", "64", "--steps", "1"] if measurement == "training" else []
+    names = ["titans-lmm", "transformer++"]
+    assert module("gpu").main([measurement, *small, *few, "--contestants", ",".join(names)]) == 0
+    _, failed, went_on = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [failed["contestant"], went_on["contestant"]] == names
+    assert failed["error"].startswith("IndexError")
+    assert "ratio" not in failed
+    rounds = "tokens_per_second_by_round" if measurement == "training" else "milliseconds_by_round"
+    assert len(went_on[rounds]) == 2
+
+
 def test_flops_are_those_of_the_model_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     (_, line), _ = printed(capsys, "--rounds", "1", "--contestants", "titans-lmm")
     sizes: dict[str, Any] = {"vocab_size": 256, "dim": 32, "depth": 1, "heads": 2, "hidden": line["hidden"]}
