@@ -147,7 +147,7 @@ def test_a_trained_tokenizer_is_cached_and_a_small_one_warned_about(tiny_corpus:
     assert folder.name.startswith(f"unigram-5000-{tiny_corpus.digest[:12]}")
     time = (folder / "tokenizer.json").stat().st_mtime_ns
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # the same warning, which was asked for above
         again = make_tokenizer(TokenizerSpec(tokenizer_type="unigram", vocab_size=5000), tiny_corpus)
     assert again.fingerprint == first.fingerprint
     assert (folder / "tokenizer.json").stat().st_mtime_ns == time

@@ -29,7 +29,7 @@ def importable(name: str) -> Any:
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # as above
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(folder))
