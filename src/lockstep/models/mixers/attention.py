@@ -86,7 +86,8 @@ class Attention(Mixer):
             sight = Sight(1, window, time)
             return self.merge(attend_in(sight, queries, *self.before_prefix(keys, values, self.prefix())))
         if window < time:
-            return self.merge(self.in_blocks(queries, keys, values, window))
+            keys, values = (F.pad(x, (0, 0, window, 0)) for x in (keys, values))
+            return self.merge(self.in_blocks(queries, keys, values, positions[:1], self.prefix()))
         mask = self.visible(positions, positions)[None]
         keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
         return self.merge(self.attend(queries, keys, values, mask[:, None]))
@@ -105,7 +106,7 @@ class Attention(Mixer):
             # No mask, and nothing of what a cache has room for.
             return self.from_start(qkv), cache.with_tokens(keys, values, self.pinned)
         if self.window is not None and x.shape[1] > 1:
-            return self.in_window(queries, keys, values, positions, cache)
+            return self.in_window(queries, keys, values, cache)
         cache = cache.with_tokens(keys, values, self.pinned)
         slots = torch.arange(cache.keys.shape[2] - self.pinned, device=x.device)
         # Slots ahead of a query are not seen before all have been filled once, which a window's are.
@@ -114,17 +115,16 @@ class Attention(Mixer):
         return self.merge(self.attend(queries, cache.keys, cache.values, mask[:, None])), cache
 
     def in_window(
-        self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, cache: KeyValueCache
+        self, queries: Tensor, keys: Tensor, values: Tensor, cache: KeyValueCache
     ) -> tuple[Tensor, KeyValueCache]:
         """Of several tokens: what some of them push out of the cache, others still see."""
-        past_keys, past_values, past = cache.in_order(self.pinned)
-        after, pinned = cache.with_tokens(keys, values, self.pinned), cache.pinned(self.pinned)
-        keys = torch.cat((past_keys, keys.to(past_keys.dtype)), dim=2)
-        values = torch.cat((past_values, values.to(past_values.dtype)), dim=2)
-        key_positions = torch.cat((past, positions), dim=1)
-        mask = self.visible(positions, key_positions) & (key_positions >= 0)[:, None, :]
-        keys, values, mask = self.with_prefix(keys, values, mask, pinned)
-        return self.merge(self.attend(queries, keys, values, mask[:, None])), after
+        past = cache.in_order(self.pinned)
+        joined_keys, joined_values = (
+            torch.cat((old, new.to(old.dtype)), dim=2) for old, new in zip(past, (keys, values), strict=True)
+        )
+        mixed = self.in_blocks(queries, joined_keys, joined_values, cache.position, cache.pinned(self.pinned))
+        # Last, because it may write over the past.
+        return self.merge(mixed), cache.with_tokens(keys, values, self.pinned)
 
     def require_room(self, cache: KeyValueCache, positions: Tensor) -> None:
         """For tokens at these positions, unless a window makes it."""
@@ -177,24 +177,24 @@ class Attention(Mixer):
         turns = prepared(table, places, self.rotary_dim // 2, self.rope_theta, qkv.device)
         return kernels.run(qkv, said, own, turns, window)
 
-    def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
-        """Windowed attention in blocks as long as the window: each sees itself and the one before, no more."""
+    def in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, first: Tensor, prefix: Prefix) -> Tensor:
+        """Windowed attention in blocks no longer than the window: each sees itself and a window before it, no more.
+
+        Keys and values [batch, kv_heads, window + time, head_dim] are those of the window before the queries, then
+        theirs. The place of the first query, `first` [batch or 1], says how many there have been before it.
+        """
+        assert self.window is not None
         batch, _, time, _ = queries.shape
-        padding = -time % window
-        blocks = (time + padding) // window
-        queries, keys, values = (
-            F.pad(x, (0, 0, 0, padding)).unflatten(2, (blocks, window)).transpose(1, 2) for x in (queries, keys, values)
-        )
-        keys, values = (
-            torch.cat((F.pad(x[:, :-1], (0,) * 6 + (1, 0)), x), dim=3).flatten(0, 1) for x in (keys, values)
-        )
-        inside = torch.arange(-window, window, device=queries.device)
-        mask = self.visible(inside[window:], inside)
-        first = torch.arange(blocks, device=queries.device)[:, None, None] > 0
-        mask = mask & (first | (inside >= 0))
-        keys, values, mask = self.with_prefix(keys, values, mask, self.prefix())
-        mask = mask.repeat(batch, 1, 1)[:, None]
-        mixed = self.attend(queries.flatten(0, 1), keys, values, mask).unflatten(0, (batch, blocks))
+        block = min(self.window, time)
+        blocks = -(-time // block)
+        inside = torch.arange(-self.window, block, device=queries.device)
+        starts = first[:, None] + torch.arange(0, blocks * block, block, device=queries.device)
+        mask = self.visible(inside[self.window :], inside) & (starts[..., None, None] + inside >= 0)
+        mask = mask.expand(batch, -1, -1, -1).flatten(0, 1)
+        queries = cut(queries, blocks, block, 0)
+        keys, values = (cut(x, blocks, block, self.window) for x in (keys, values))
+        keys, values, mask = self.with_prefix(keys, values, mask, prefix)
+        mixed = self.attend(queries, keys, values, mask[:, None]).unflatten(0, (batch, blocks))
         joined: Tensor = mixed.transpose(1, 2).flatten(2, 3)[:, :, :time]
         return joined
 
@@ -317,3 +317,14 @@ def spread(prefix: Prefix, keys: Tensor, values: Tensor) -> Prefix:
         return ()
     own_keys, own_values = (part.expand(keys.shape[0], -1, -1, -1) for part in prefix)
     return own_keys.to(keys.dtype), own_values.to(values.dtype)
+
+
+def cut(rows: Tensor, blocks: int, block: int, before: int) -> Tensor:
+    """Blocks [batch × blocks, heads, before + block, dim] of rows [batch, heads, before + time, dim].
+
+    Each comes after as many rows; several are as long as what is before each, if anything is.
+    """
+    rows = F.pad(rows, (0, 0, 0, before + blocks * block - rows.shape[2]))
+    past = rows[:, :, : blocks * before].unflatten(2, (blocks, before))
+    own = rows[:, :, before:].unflatten(2, (blocks, block))
+    return torch.cat((past, own), dim=3).transpose(1, 2).flatten(0, 1)

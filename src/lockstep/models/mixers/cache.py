@@ -24,8 +24,8 @@ class KeyValueCache(NamedTuple):
     position: Tensor  # [batch], tokens seen
 
     def pinned(self, persistent: int) -> Prefix:
-        """Of persistent tokens, [batch, kv_heads, persistent, head_dim] each."""
-        return (self.keys[:, :, :persistent], self.values[:, :, :persistent]) if persistent else ()
+        """Of persistent tokens, [kv_heads, persistent, head_dim] each: those of one sample are those of all."""
+        return (self.keys[0, :, :persistent], self.values[0, :, :persistent]) if persistent else ()
 
     def with_tokens(self, keys: Tensor, values: Tensor, persistent: int) -> KeyValueCache:
         """After these tokens [batch, kv_heads, time, head_dim], of which the last stay."""
@@ -36,12 +36,12 @@ class KeyValueCache(NamedTuple):
         kept = (put(self.keys, at, keys[:, :, -last:]), put(self.values, at, values[:, :, -last:]))
         return KeyValueCache(*kept, self.position + time)
 
-    def in_order(self, persistent: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and places [batch, slots] of the last tokens, the newest last; what never was has none."""
+    def in_order(self, persistent: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the last tokens, the newest last, in as many slots; of what never was, anything."""
         slots = self.keys.shape[2] - persistent
         places = self.position[:, None] + torch.arange(-slots, 0, device=self.keys.device)
         at = (persistent + places % slots)[:, None, :, None].expand(-1, self.keys.shape[1], -1, self.keys.shape[3])
-        return self.keys.gather(2, at), self.values.gather(2, at), places
+        return self.keys.gather(2, at), self.values.gather(2, at)
 
 
 def put(cache: Tensor, slots: Tensor, rows: Tensor) -> Tensor:

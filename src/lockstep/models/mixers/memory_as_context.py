@@ -111,7 +111,7 @@ class MemoryAsContext(Mixer):
         inside = (state.position[:, None] + torch.arange(x.shape[1], device=x.device)) % self.segment
         rows, tail = self.rows(x, inside, state.tail)
         state = state._replace(tail=tail)
-        pinned = (state.keys[:, :, : self.persistent], state.values[:, :, : self.persistent]) if self.persistent else ()
+        pinned = KeyValueCache(*state[:3]).pinned(self.persistent)
         pieces = list(self.pieces(position, x.shape[1]))
         sizes = [piece.size for piece in pieces]
         attended, reads = [], []
@@ -187,9 +187,7 @@ class MemoryAsContext(Mixer):
         whole = phase == 0 and rows.inside.shape[1] == self.segment
         if whole and self.attention.by_kernel(rows.qkv):
             said = None if rows.asking is None else never_kept(self.said, rows.asking, state.standing)
-            # Those of one sample are those of all.
-            own = (pinned[0][0], pinned[1][0]) if pinned else ()
-            return self.attention.at_once(rows.qkv, said, own, self.segment, self.segment), state.keys, state.values
+            return self.attention.at_once(rows.qkv, said, pinned, self.segment, self.segment), state.keys, state.values
         if phase == 0:
             # Nothing of the segment lies in the cache yet, and nothing need be put there if it ends here.
             heads = never_kept(self.context, rows, state.standing, pinned)
