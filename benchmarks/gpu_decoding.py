@@ -26,7 +26,7 @@ from gpu_contestants import (
     guest,
     specification,
 )
-from gpu_training import GUESTS_AT, emit_kernels, in_one_line, peers_last, tell, times, verdict
+from gpu_training import GUESTS_AT, emit_kernels, in_groups, in_one_line, tell, times, verdict
 from guests import Outsider, OutsidersDecoder
 from peer import PEER
 from peer_writing import WritingPeer
@@ -121,7 +121,7 @@ def measure(case: Case, asked: argparse.Namespace, before: Mapping[str, float]) 
     lines: Lines = {}
     ready: dict[str, Writer] = {}
     try:
-        for group in peers_last(asked.contestants or invited(case), [PEER]):
+        for group in in_groups(asked.contestants or invited(case), GUESTS, [PEER]):
             all_prepared(group, case, asked, lines, ready)
             for number in range(asked.rounds):
                 take_turns(group, asked.device, lines, ready)
@@ -185,13 +185,13 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
 
 
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
-    """Its context read twice, of which the second time counts, and its first tokens written."""
+    """Its context read, after its first pieces to warm up, which take as much memory as all; first tokens written."""
     model = built(name, asked)
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
     room = case.length + DECODED + max(asked.rounds * (DECODED + 1), 2 * DECODED)  # rounds, or a profile
     others = allocated(asked.device)
-    peak = peak_bytes_of(lambda: read(model, context, room), others, asked.device)
+    peak = peak_bytes_of(lambda: read(model, context[:, : 2 * PIECE], room), others, asked.device)
     found: list[tuple[Tensor, State]] = []
     seconds = seconds_of(lambda: found.append(read(model, context, room)), 1, asked.device)
     logits, state = found.pop()

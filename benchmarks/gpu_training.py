@@ -101,7 +101,7 @@ def measure(case: Case, asked: argparse.Namespace, tflops: float) -> list[dict[s
     lines: Lines = {}
     ready: dict[str, Contestant] = {}
     try:
-        for group in peers_last(asked.contestants or invited(case), PEERS):
+        for group in in_groups(asked.contestants or invited(case), GUESTS, PEERS):
             all_warmed(group, case, asked, lines, ready)
             for number in range(asked.rounds):
                 take_turns(group, asked, lines, ready)
@@ -119,9 +119,13 @@ def tell(lines: Lines, ready: Mapping[str, Any], results: Callable[[str, Any], d
         emit(line)
 
 
-def peers_last(names: Sequence[str], peers: Collection[str]) -> list[list[str]]:
-    """Those who take turns with each other: a peer that fails may leave the device to nobody."""
-    groups = [[name for name in names if name not in peers], [name for name in names if name in peers]]
+def in_groups(names: Sequence[str], *later: Collection[str]) -> list[list[str]]:
+    """Those who take turns with each other. Later ones cost earlier ones nothing, whatever they do.
+
+    Guests may try out kernels for minutes before they are warm, and a peer that fails may leave the device to nobody.
+    """
+    first = [name for name in names if not any(name in group for group in later)]
+    groups = [first, *([name for name in names if name in group] for group in later)]
     return [group for group in groups if group]
 
 

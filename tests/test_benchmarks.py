@@ -421,6 +421,19 @@ def test_a_profile_of_decoding_counts_by_the_token(capsys: pytest.CaptureFixture
     assert {line["kernel"]: line for line in kernels}["aten::mm"]["count"] == 5
 
 
+def test_other_packages_take_turns_when_all_others_have_been_measured() -> None:
+    training = module("gpu_training")
+    invited = training.invited(training.Case(4096))
+    ours, guests, peers = training.in_groups(invited, training.GUESTS, training.PEERS)
+    assert guests == ["fla-gated-deltanet", "mamba-ssm-mamba2"]
+    assert peers == ["titans-pytorch", "titans-pytorch-bf16"]
+    assert [*ours, *guests, *peers] == list(invited)
+    assert training.in_groups(["mamba-ssm-mamba2", "gpt2"], training.GUESTS, training.PEERS) == [
+        ["gpt2"],
+        ["mamba-ssm-mamba2"],
+    ]
+
+
 def test_bars_judge_decoding() -> None:
     decoding = module("gpu_decoding")
 
