@@ -58,6 +58,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
 
 RUNS = {
     "quick-transformer++": (),
+    "short": (),
     "quick-lstm": ("model.architecture=lstm",),
     "quick-slow": ("model.architecture=lstm", "training.learning_rate=1e-3"),
     "quick-bert": ("model.architecture=bert",),

@@ -126,14 +126,18 @@ def test_an_outsider_that_fails_is_told_in_one_line(tmp_path: Path, source: str,
 
 
 def test_an_outsider_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
-    assert "absent.py: cannot be imported" in told(f"{tmp_path}/absent.py:anything")
+    assert told(f"{tmp_path}/absent.py:anything") == f"{tmp_path}/absent.py: no such file; check the path"
     assert "no_such_package: cannot be imported" in told("no_such_package:anything")
 
 
 def test_a_file_without_the_name_is_told(tmp_path: Path) -> None:
     path = tmp_path / "empty.py"
     path.write_text("")
-    assert told(f"{path}:absent").startswith("unknown architecture absent")
+    assert told(f"{path}:absent") == f"{path}: registers no architecture absent"
+    path = tmp_path / "leaky.py"
+    path.write_text(OUTSIDER.replace("leaky-average", "leaky-other"))
+    assert told(f"{path}:leaky-othr") == f"{path}: registers no architecture leaky-othr; did you mean leaky-other?"
+    assert told(f"{path}:zzzz") == f"{path}: registers no architecture zzzz; valid: leaky-other"
 
 
 def test_a_taken_name_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import random
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer import Exit
 
 from lockstep.cli import audit as audit_verb
@@ -190,6 +192,22 @@ def test_one_unfair_run_leaves_no_verdict(changes: dict[str, Any], named: str, c
     assert found.standing == "none"
     assert found.winners == {}
     assert named in render_page(results, measured)
+
+
+def test_times_are_of_whatever_device_measured_them(copied: Path, tiny_corpus: Path) -> None:
+    """Not of the one alone that trained: here the first contestant is measured once more, with one thread more."""
+    name, *others = collect(copied)[1].contestants
+    shutil.rmtree(next(copied.glob(f"runs/{name}.seed-*/measured")))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        results, measured = compare(tiny_study(tiny_corpus), copied)
+    finally:
+        torch.set_num_threads(threads)
+    (trained,) = {measured.contestants[other].device for other in others}
+    more = f"cpu ({platform.machine()}, {threads + 1} threads)"
+    assert measured.contestants[name].device == f"{trained} and {more}"
+    assert more in render_page(results, measured)
 
 
 def test_the_command_line_fails_where_the_audit_does(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

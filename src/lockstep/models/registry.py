@@ -46,13 +46,19 @@ def find(name: str) -> type[ModelSpec]:
     """The specification behind a name; `file.py:name` or `package.module:name` brings an outsider's."""
     place, colon, registered = name.rpartition(":")
     if colon:
-        _import(place)
-        name = registered
+        own = _registered_by(_import(place))
+        if registered not in architectures():
+            raise UserError(f"{place}: registers no architecture {registered}{nearest(registered, own)}")
+        return _SPECS[registered]
     if name.endswith(".py"):
         raise UserError(f"{name}: name the architecture in that file too, as in {name}:NAME")
     if name not in architectures():
         raise UserError(f"unknown architecture {name}{nearest(name, architectures())}")
     return _SPECS[name]
+
+
+def _registered_by(module: ModuleType) -> list[str]:
+    return [name for name, spec in _SPECS.items() if spec.__module__ == module.__name__]
 
 
 def absolute(name: str) -> str:
@@ -81,6 +87,8 @@ def _source_digest(spec: type[ModelSpec]) -> str | None:
 
 def _import(place: str) -> ModuleType:
     """A module by its name or its file; whatever an outsider's code raises is told in one line."""
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UserError(f"{place}: no such file; check the path")
     try:
         return _import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:

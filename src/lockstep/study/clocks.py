@@ -11,21 +11,22 @@ import numpy as np
 
 from lockstep.evaluation.timing import spread
 from lockstep.report.results import BatchTime, Clock, Inference, Measured, Profile, Spread, Streamed, Tick
-from lockstep.study.run_results import found_in
+from lockstep.study.run_results import found_in, stored_in
 from lockstep.study.run_status import run_status
 from lockstep.training.run_folder import read_log
 
 MOST_TICKS = 60
+OF_A_MODEL = ("inference", "streamed", "profile")
+"""Files in a run's folder `measured`."""
 
 
 def measured_of(folders: Sequence[Path]) -> Measured:
     """All repeats' clocks, and what was measured of the first repeat's model."""
     metadata: dict[str, Any] = next((found for one in folders if (found := run_status(one).metadata)), {})
-    names = ("inference", "streamed", "profile")
-    inference, streamed, profiled = (found_in(folders[0], name, "measured") for name in names)
+    inference, streamed, profiled = (found_in(folders[0], name, "measured") for name in OF_A_MODEL)
     clocks = (clock(folder) for folder in folders)
     return Measured(
-        device=str(metadata.get("device")),
+        device=" and ".join(devices(folders)),
         kernel_backend=str(metadata.get("kernel_backend")),
         clocks=tuple(one for one in clocks if one is not None),
         inference=tuple(Inference(**one) for one in inference.get("inference", ())),
@@ -34,6 +35,13 @@ def measured_of(folders: Sequence[Path]) -> Measured:
         profiles=tuple(Profile(**one) for one in profiled.get("profiles", ())),
         training_peak_bytes=profiled.get("training_peak_bytes"),
     )
+
+
+def devices(folders: Sequence[Path]) -> list[str]:
+    """On which runs were trained, and the first one's model was measured: a study may go on elsewhere."""
+    runs = (run_status(folder).metadata or {} for folder in folders)
+    models = (stored_in(folders[0], name, "measured") for name in OF_A_MODEL)
+    return list(dict.fromkeys(one["device"] for one in (*runs, *models) if "device" in one))
 
 
 def clock(folder: Path) -> Clock | None:

@@ -14,7 +14,7 @@ from lockstep.data.locations import cache_folder, search_folders
 from lockstep.data.tasks.babi import find_babi
 from lockstep.kernels import fla
 from lockstep.kernels.backends import missing
-from lockstep.training.provenance import code_revision, versions
+from lockstep.training.provenance import code_revision, threads, versions
 
 EXTRAS = {
     "hub": ("datasets", "transformers"),
@@ -35,7 +35,7 @@ def _software() -> list[str]:
 
 
 def _devices() -> list[str]:
-    lines = ["devices", _row("cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")]
+    lines = ["devices", _row("cpu", f"{os.cpu_count()} cores, torch uses {threads()}")]
     for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory / 2**30
         lines.append(_row(f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB"))
@@ -74,4 +74,4 @@ def _data() -> list[str]:
 
 
 def _row(name: str, fact: str) -> str:
-    return f"  {name:19s} {fact}"
+    return f"  {name:21s} {fact}"

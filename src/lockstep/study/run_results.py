@@ -81,11 +81,14 @@ def found_in(folder: Path, name: str, kind: str = "evaluations", asked: Any = No
 
     With `asked`, only what was measured by these settings.
     """
+    stored = stored_in(folder, name, kind)
+    if not stored or (asked is not None and stored["asked"] != asked):
+        return {}
+    return stored["found"] or {}
+
+
+def stored_in(folder: Path, name: str, kind: str) -> dict[str, Any]:
+    """What stands in its file, with where, when and of which weights it was found; empty where there is none."""
     path = folder / kind / f"{name}.json"
-    if not path.exists():
-        return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    if asked is not None and stored["asked"] != asked:
-        return {}
-    found: dict[str, Any] | None = stored["found"]
-    return found or {}
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return stored

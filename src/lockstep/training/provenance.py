@@ -56,4 +56,10 @@ def device_name(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{device.type} ({platform.machine()}, {threads()})"
+
+
+def threads() -> str:
+    """How many torch uses."""
+    count = torch.get_num_threads()
+    return "1 thread" if count == 1 else f"{count} threads"
