@@ -16,9 +16,10 @@ decoding  a context is read, and the likeliest tokens are written after it, each
 Models of equal non-embedding parameters (the width of the SwiGLU gives way, or the depth where there is none),
 torch.compile; training under bfloat16 autocast, decoding with weights in bfloat16. First everybody is warmed up; then
 contestants take turns inside a round, and a ratio is the median of the rounds' own ratios. Other packages' contestants
-are warmed up and take turns when all others have been measured: their kernels may be tried out for minutes, and where
-titans-pytorch, which gets 4096 tokens a step at most, reads beyond its tensors the device is lost to the program. Cut
-off, by Ctrl-C or by a limit of time, the program prints what was measured.
+are warmed up and take turns when all others have been measured, so that a ratio with one of them is of rounds minutes
+apart: their kernels may be tried out for minutes, and where titans-pytorch, which gets 4096 tokens a step at most,
+reads beyond its tensors the device is lost to the program. Cut off, by Ctrl-C or by a limit of time, the program prints
+what was measured.
 A contestant that fails gets a line that says why, and where all of them fail the program does. Progress and a table go
 to stderr. The last of the commands above needs no GPU, and measures nothing worth knowing: it tries the program out.
 

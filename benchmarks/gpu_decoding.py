@@ -185,15 +185,20 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
 
 
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
-    """Its context read, after its first pieces to warm up, which take as much memory as all; first tokens written."""
+    """Its context read, and its first tokens written.
+
+    Before that some pieces are read to warm up: the first two, of which the second takes as much memory as any later
+    one, and the last, which may be shorter.
+    """
     model = built(name, asked)
     generator = torch.Generator().manual_seed(1)
     context = torch.randint(VOCABULARY, (case.batch, case.length), generator=generator).to(asked.device)
     room = case.length + DECODED + max(asked.rounds * (DECODED + 1), 2 * DECODED)  # rounds, or a profile
     others = allocated(asked.device)
-    peak = peak_bytes_of(lambda: read(model, context[:, : 2 * PIECE], room), others, asked.device)
+    pieces = context.split(case.length if isinstance(model, Outsider) else PIECE, dim=1)
+    peak = peak_bytes_of(lambda: read(model, (*pieces[:2], *pieces[2:][-1:]), room), others, asked.device)
     found: list[tuple[Tensor, State]] = []
-    seconds = seconds_of(lambda: found.append(read(model, context, room)), 1, asked.device)
+    seconds = seconds_of(lambda: found.append(read(model, pieces, room)), 1, asked.device)
     logits, state = found.pop()
     facts = {"prefill_peak_bytes": peak, **told(model, state, case.batch)}
     writer = Writer(decoder(model, state, asked), logits.argmax(dim=-1, keepdim=True), seconds, facts)
@@ -235,12 +240,12 @@ def decoder(model: LanguageModel | Outsider, state: State, asked: argparse.Names
     return Decoder(model, state)
 
 
-def read(model: LanguageModel | Outsider, context: Tensor, room: int) -> tuple[Tensor, State]:
+def read(model: LanguageModel | Outsider, pieces: Sequence[Tensor], room: int) -> tuple[Tensor, State]:
     """Logits [batch, vocab] after the last token, and the state there, by the kernels that train under autocast."""
-    state = model.initial_state(len(context), capacity=room)
+    state = model.initial_state(len(pieces[0]), capacity=room)
     logits = torch.empty(0)
     with as_in_training(model):
-        for piece in context.split(context.shape[1] if isinstance(model, Outsider) else PIECE, dim=1):
+        for piece in pieces:
             said, state = model.step(piece, state)
             logits = said[:, -1]
     return logits, state

@@ -120,7 +120,7 @@ def tell(lines: Lines, ready: Mapping[str, Any], results: Callable[[str, Any], d
 
 
 def in_groups(names: Sequence[str], *later: Collection[str]) -> list[list[str]]:
-    """Those who take turns with each other. Later ones cost earlier ones nothing, whatever they do.
+    """Those who take turns with each other. Later ones cost earlier ones no turn.
 
     Guests may try out kernels for minutes before they are warm, and a peer that fails may leave the device to nobody.
     """

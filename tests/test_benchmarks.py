@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import build
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -432,6 +433,43 @@ def test_other_packages_take_turns_when_all_others_have_been_measured() -> None:
         ["gpt2"],
         ["mamba-ssm-mamba2"],
     ]
+
+
+@pytest.mark.parametrize(("measurement", "warmed"), [("training", "all_warmed"), ("decoding", "all_prepared")])
+def test_groups_are_warmed_up_and_measured_one_after_the_other(
+    measurement: str, warmed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = module(f"gpu_{measurement}")
+    seen: list[tuple[str, list[str]]] = []
+    for name in (warmed, "take_turns"):
+        monkeypatch.setattr(measured, name, lambda names, *_, name=name: seen.append((name, list(names))))
+    asked = argparse.Namespace(
+        contestants=("titans-pytorch", "mamba-ssm-mamba2", "gpt2"), rounds=2, device=torch.device("cpu")
+    )
+    assert measured.measure(measured.Case(4096), asked, {}) == []
+    groups = [["gpt2"], ["mamba-ssm-mamba2"], ["titans-pytorch"]]
+    assert seen == [(name, group) for group in groups for name in (warmed, "take_turns", "take_turns")]
+
+
+@pytest.mark.parametrize(("length", "rehearsed"), [(40, [16, 16, 8]), (80, [16, 16, 16]), (16, [16]), (20, [16, 4])])
+def test_a_context_is_read_in_pieces_of_lengths_that_were_warmed_up(
+    length: int, rehearsed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding, read = module("gpu_decoding"), []
+    whole = LanguageModel.step
+
+    def step(model: LanguageModel, tokens: Tensor, state: Any) -> Any:
+        read.append(tokens.shape[1])
+        return whole(model, tokens, state)
+
+    monkeypatch.setattr(LanguageModel, "step", step)
+    monkeypatch.setattr(decoding, "PIECE", 16)
+    small = ["decoding", "--device", "cpu", "--no-compile", "--size", "32/1/2", "--rounds", "1"]
+    assert module("gpu").main([*small, "--lengths", str(length), "--contestants", "titans-mag"]) == 0
+    pieces = [16] * (length // 16) + [length % 16] * bool(length % 16)
+    several = [one for one in read if one > 1]
+    assert several == rehearsed + pieces
+    assert read[: len(several)] == several
 
 
 def test_bars_judge_decoding() -> None:

@@ -107,6 +107,47 @@ def test_gradients_reach_through_a_cache() -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+@torch.no_grad()
+def test_one_graph_for_pieces_of_many_lengths() -> None:
+    """One of a first length, one of shorter pieces than a window, one of longer: no length of its own has another."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    mixer, x, counter = attention(7, persistent=3), inputs(2, 60), CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(mixer.step, fullgraph=True, backend=counter)
+    wanted, state, done = by_definition(mixer, x), mixer.initial_state(2), 0
+    for size in (3, 5, 6, 4, 9, 12, 20):
+        found, state = compiled(x[:, done : done + size], state)
+        torch.testing.assert_close(found, wanted[:, done : done + size], rtol=1e-10, atol=1e-12)
+        done += size
+    assert counter.frame_count <= 3
+
+
+@torch.no_grad()
+def test_a_cache_of_another_precision() -> None:
+    """As under autocast, where tokens are projected in fewer bits than a state has."""
+    mixer, x = attention(7, persistent=3).float(), inputs(2, LENGTH).float()
+    wanted, state = mixer(x), mixer.initial_state(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        for piece, there in zip(x.split([11, 20, 9], dim=1), wanted.split([11, 20, 9], dim=1), strict=True):
+            found, state = mixer.step(piece, state)
+            assert float((found.float() - there).norm() / there.norm()) < 0.02
+    assert state.keys.dtype == torch.float32
+
+
+@torch.no_grad()
+def test_few_tokens_after_a_long_window_cost_few() -> None:
+    mixer = attention(256)
+    _, state = mixer.step(inputs(1, 300), None)
+    peaks = []
+    for size in (2, 256):
+        x = inputs(1, size)
+        with live_bytes() as counted:
+            mixer.step(x, state)
+        peaks.append(counted.peak)
+    assert peaks[0] < peaks[1] / 4
+
+
 @pytest.mark.parametrize("persistent", [0, 3])
 @torch.no_grad()
 def test_a_piece_takes_memory_in_proportion(persistent: int) -> None:

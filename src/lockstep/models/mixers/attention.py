@@ -123,7 +123,6 @@ class Attention(Mixer):
             torch.cat((old, new.to(old.dtype)), dim=2) for old, new in zip(past, (keys, values), strict=True)
         )
         mixed = self.in_blocks(queries, joined_keys, joined_values, cache.position, cache.pinned(self.pinned))
-        # Last, because it may write over the past.
         return self.merge(mixed), cache.with_tokens(keys, values, self.pinned)
 
     def require_room(self, cache: KeyValueCache, positions: Tensor) -> None:
@@ -185,8 +184,8 @@ class Attention(Mixer):
         """
         assert self.window is not None
         batch, _, time, _ = queries.shape
-        block = min(self.window, time)
-        blocks = -(-time // block)
+        # Of a length that torch's compiler does not know, it would not find out by itself that one block is one.
+        block, blocks = (self.window, -(-time // self.window)) if time > self.window else (time, 1)
         inside = torch.arange(-self.window, block, device=queries.device)
         starts = first[:, None] + torch.arange(0, blocks * block, block, device=queries.device)
         mask = self.visible(inside[self.window :], inside) & (starts[..., None, None] + inside >= 0)
@@ -295,7 +294,7 @@ class Attention(Mixer):
         scores = 2 * product_flops(width, keys + self.pinned) * queries / length
         projections = product_flops(*self.qkv.weight.shape)
         slots = (self.window or length) + self.pinned
-        one_token = 2 * product_flops(width, slots if self.window is None else slots + 1)
+        one_token = 2 * product_flops(width, slots)
         cache = 2 * self.kv_heads * slots * self.head_dim * self.like.element_size() + POSITION_BYTES
         return Cost(
             forward_flops=projections + scores,
@@ -322,9 +321,12 @@ def spread(prefix: Prefix, keys: Tensor, values: Tensor) -> Prefix:
 def cut(rows: Tensor, blocks: int, block: int, before: int) -> Tensor:
     """Blocks [batch × blocks, heads, before + block, dim] of rows [batch, heads, before + time, dim].
 
-    Each comes after as many rows; several are as long as what is before each, if anything is.
+    Each has the `before` rows ahead of it in front. Where there are several blocks, `block` is `before`, or `before` 0.
     """
-    rows = F.pad(rows, (0, 0, 0, before + blocks * block - rows.shape[2]))
-    past = rows[:, :, : blocks * before].unflatten(2, (blocks, before))
-    own = rows[:, :, before:].unflatten(2, (blocks, block))
-    return torch.cat((past, own), dim=3).transpose(1, 2).flatten(0, 1)
+    missing = before + blocks * block - rows.shape[2]
+    rows = F.pad(rows, (0, 0, 0, missing)) if missing else rows
+    own: Tensor = rows[:, :, before:].unflatten(2, (blocks, block)).transpose(1, 2)
+    if before:
+        past = rows[:, :, : blocks * before].unflatten(2, (blocks, before)).transpose(1, 2)
+        own = torch.cat((past, own), dim=3)
+    return own.flatten(0, 1)

@@ -37,7 +37,10 @@ class KeyValueCache(NamedTuple):
         return KeyValueCache(*kept, self.position + time)
 
     def in_order(self, persistent: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the last tokens, the newest last, in as many slots; of what never was, anything."""
+        """Keys and values of the last tokens, the newest last, one for each slot.
+
+        Slots that no token has filled hold anything, and the caller masks them.
+        """
         slots = self.keys.shape[2] - persistent
         places = self.position[:, None] + torch.arange(-slots, 0, device=self.keys.device)
         at = (persistent + places % slots)[:, None, :, None].expand(-1, self.keys.shape[1], -1, self.keys.shape[3])
