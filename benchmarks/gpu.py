@@ -128,6 +128,7 @@ def nothing_found_before() -> Iterator[None]:
 
     Of kernels that take 2 µs it would take over what it found on a device that had other work.
     """
+    # What torch itself adds to the environment, such as folders inside this one, is taken back as well.
     with (
         TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),

@@ -451,6 +451,18 @@ def test_groups_are_warmed_up_and_measured_one_after_the_other(
     assert seen == [(name, group) for group in groups for name in (warmed, "take_turns", "take_turns")]
 
 
+def test_decoding_takes_over_nothing_that_was_found_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "as it was")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    with module("gpu").nothing_found_before():
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert list(folder.iterdir()) == []
+        os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    assert not folder.exists()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "as it was"
+    assert "TRITON_CACHE_DIR" not in os.environ
+
+
 @pytest.mark.parametrize(("length", "rehearsed"), [(40, [16, 16, 8]), (80, [16, 16, 16]), (16, [16]), (20, [16, 4])])
 def test_a_context_is_read_in_pieces_of_lengths_that_were_warmed_up(
     length: int, rehearsed: list[int], monkeypatch: pytest.MonkeyPatch

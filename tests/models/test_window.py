@@ -136,28 +136,26 @@ def test_a_cache_of_another_precision() -> None:
 
 
 @torch.no_grad()
-def test_few_tokens_after_a_long_window_cost_few() -> None:
-    mixer = attention(256)
-    _, state = mixer.step(inputs(1, 300), None)
-    peaks = []
-    for size in (2, 256):
+def peaks(mixer: Attention, read: int, sizes: tuple[int, int]) -> tuple[int, int]:
+    """Bytes that pieces of two sizes take, each after as many tokens."""
+    _, state = mixer.step(inputs(1, read), None)
+
+    def peak(size: int) -> int:
         x = inputs(1, size)
         with live_bytes() as counted:
             mixer.step(x, state)
-        peaks.append(counted.peak)
-    assert peaks[0] < peaks[1] / 4
+        return counted.peak
+
+    return peak(sizes[0]), peak(sizes[1])
+
+
+def test_few_tokens_after_a_long_window_cost_few() -> None:
+    few, many = peaks(attention(256), 300, (2, 256))
+    assert few < many / 4
 
 
 @pytest.mark.parametrize("persistent", [0, 3])
-@torch.no_grad()
 def test_a_piece_takes_memory_in_proportion(persistent: int) -> None:
     """Not a score or a mask for each pair of its tokens."""
-    mixer = attention(16, persistent)
-    _, state = mixer.step(inputs(1, 32), None)
-    peaks = []
-    for size in (1024, 4096):
-        x = inputs(1, size)
-        with live_bytes() as counted:
-            mixer.step(x, state)
-        peaks.append(counted.peak)
-    assert peaks[1] < 4.2 * peaks[0]
+    short, long = peaks(attention(16, persistent), 32, (1024, 4096))
+    assert long < 4.2 * short

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import platform
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from lockstep.study.collect import collect
 from lockstep.study.compare import compare, report, tune_study
 from lockstep.study.place import StudyPlace
 from lockstep.training.checkpoint import load
+from lockstep.training.provenance import device_name
 from lockstep.training.run import train
 from tests.study.tiny_studies import assert_same_study, tiny_study, write_study
 
@@ -194,20 +195,34 @@ def test_one_unfair_run_leaves_no_verdict(changes: dict[str, Any], named: str, c
     assert named in render_page(results, measured)
 
 
-def test_times_are_of_whatever_device_measured_them(copied: Path, tiny_corpus: Path) -> None:
-    """Not of the one alone that trained: here the first contestant is measured once more, with one thread more."""
-    name, *others = collect(copied)[1].contestants
-    shutil.rmtree(next(copied.glob(f"runs/{name}.seed-*/measured")))
+@contextmanager
+def one_thread_more() -> Iterator[tuple[str, str]]:
+    """What the device is called before, and inside."""
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
+    inside = device_name(torch.device("cpu"))
     try:
-        results, measured = compare(tiny_study(tiny_corpus), copied)
+        yield inside.replace(f"{threads + 1} threads", "1 thread" if threads == 1 else f"{threads} threads"), inside
     finally:
         torch.set_num_threads(threads)
-    (trained,) = {measured.contestants[other].device for other in others}
-    more = f"cpu ({platform.machine()}, {threads + 1} threads)"
-    assert measured.contestants[name].device == f"{trained} and {more}"
-    assert more in render_page(results, measured)
+
+
+def test_times_are_of_whatever_device_measured_them(copied: Path, tiny_corpus: Path) -> None:
+    """Not of the one alone that trained."""
+    name, *others = collect(copied)[1].contestants
+    shutil.rmtree(next(copied.glob(f"runs/{name}.seed-*/measured")))
+    with one_thread_more() as (before, now):
+        results, measured = compare(tiny_study(tiny_corpus), copied)
+    assert {measured.contestants[other].device for other in others} == {before}
+    assert measured.contestants[name].device == f"{before} and {now}"
+    assert results.study.device == before
+    assert now in render_page(results, measured)
+
+
+def test_a_study_names_every_device_that_trained(copied: Path) -> None:
+    with one_thread_more() as (before, now):
+        retrained(copied, "memory.seed-1")
+    assert sorted(collect(copied)[0].study.device.split(" and ")) == sorted([before, now])
 
 
 def test_the_command_line_fails_where_the_audit_does(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,10 +38,15 @@ def measured_of(folders: Sequence[Path]) -> Measured:
 
 
 def devices(folders: Sequence[Path]) -> list[str]:
-    """On which runs were trained, and the first one's model was measured: a study may go on elsewhere."""
-    runs = (run_status(folder).metadata or {} for folder in folders)
+    """On which runs were trained, and the first one's model was measured."""
     models = (stored_in(folders[0], name, "measured") for name in OF_A_MODEL)
-    return list(dict.fromkeys(one["device"] for one in (*runs, *models) if "device" in one))
+    return list(dict.fromkeys([*trained_on(folders), *(one["device"] for one in models if one)]))
+
+
+def trained_on(folders: Sequence[Path]) -> list[str]:
+    """The devices of runs that have a checkpoint, each once: a study may go on elsewhere."""
+    runs = (run_status(folder).metadata for folder in folders)
+    return list(dict.fromkeys(one["device"] for one in runs if one))
 
 
 def clock(folder: Path) -> Clock | None:

@@ -26,7 +26,7 @@ from lockstep.report.results import (
     Score,
     StudyFacts,
 )
-from lockstep.study.clocks import measured_of
+from lockstep.study.clocks import measured_of, trained_on
 from lockstep.study.comparisons import PRIMARY, DocumentSums, Metric, Scored, compare_all
 from lockstep.study.contestants import group_of
 from lockstep.study.evaluation_results import Tests, commonsense, contexts, positions, task_scores
@@ -236,7 +236,7 @@ def facts(study: StudySpec, place: StudyPlace, contestants: Sequence[Contestant]
         baseline=study.compared_with,
         primary=PRIMARY,
         cooled_at=(*study.training.cooled_at, 1.0),
-        device=metadata["device"],
+        device=" and ".join(trained_on(folders)),
         versions=metadata["versions"],
         revision=metadata["git_commit_hash"],
         corpus_digest=metadata["corpus_digest"],
