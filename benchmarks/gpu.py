@@ -200,7 +200,7 @@ def add_decoding(measurements: Any) -> None:
     lengths = (*gpu_decoding.LENGTHS, gpu_decoding.FAR, GUESTS_AT)
     usual, batch = ",".join(map(str, lengths)), f"a batch of {gpu_decoding.SEVERAL}"
     add_shared(decoding, gpu_decoding.NAMES, f"of a context (default: {usual}, and {batch} at 1024)")
-    decoding.add_argument("--several", action="store_true", help=f"after --lengths {batch}, at the first of them")
+    decoding.add_argument("--several", action="store_true", help=f"after --lengths {batch}, at the first or at 1024")
 
 
 def added(measurements: Any, name: str, summary: str, *paragraphs: str) -> argparse.ArgumentParser:

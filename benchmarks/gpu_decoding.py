@@ -104,8 +104,9 @@ Lines = dict[str, dict[str, Any]]
 
 def cases(lengths: Sequence[int] | None, several: bool) -> list[Case]:
     """Those asked for, or all."""
-    if lengths:
-        return [Case(length) for length in lengths] + [Case(lengths[0], SEVERAL)] * several
+    if lengths or several:
+        lengths = lengths or ()
+        return [Case(length) for length in lengths] + [Case((*lengths, 1024)[0], SEVERAL)] * several
     # Outsiders in the last, as where they train.
     return [*map(Case, LENGTHS), Case(FAR), Case(1024, SEVERAL), Case(GUESTS_AT)]
 

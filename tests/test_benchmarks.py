@@ -412,6 +412,13 @@ def test_decoding_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
     assert [line.split()[0] for line in said.splitlines()[-6:]] == list(competing) * 2
 
 
+def test_a_batch_is_decoded_alone_where_no_length_is_named() -> None:
+    decoding = module("gpu_decoding")
+    assert decoding.cases(None, several=True) == [decoding.Case(1024, 64)]
+    assert decoding.cases((4096,), several=True) == [decoding.Case(4096), decoding.Case(4096, 64)]
+    assert decoding.Case(1024, 64) in decoding.cases(None, several=False)
+
+
 def test_a_profile_of_decoding_counts_by_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device", "cpu", "--no-compile", "--size", "32/1/2", "--rounds", "1", "--lengths", "16"]
     assert module("gpu").main(["decoding", *words, "--profile", "transformer++"]) == 0
