@@ -52,6 +52,11 @@ SPECS = {
     "mlp,descent": [MemorySpec(rule="gradient-descent", chunk=64)],
     "hopper": [MemorySpec(**WHOLE)],
     "hopper,descent": [MemorySpec(rule="gradient-descent", chunk=64, activation="silu", bias="huber")],
+    "retained": [
+        MemorySpec(**WHOLE, rule="gradient-descent", retention="lq", bias="lp", p=3),
+        MemorySpec(**WHOLE, rule="gradient-descent", retention="kl"),
+        MemorySpec(rule="gradient-descent", retention="lq", q=3, chunk=64),
+    ],
     "stale": [MemorySpec(**WHOLE, structure="linear")],
     "exact": [MemorySpec(structure="linear", chunk=1, tile=64)],
     "biases": [MemorySpec(**WHOLE, **bias, structure=structure) for bias in BIASES for structure in ("mlp", "linear")],

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.memory import Form, Gates, Memory, MemorySpec, Outer, begin, stream
+from lockstep.memory.kernel import unshifted
 from lockstep.memory.streaming import recollect
 from lockstep.memory.types import Weights
 from lockstep.models.mixers.neural_memory import NeuralMemory, Observation
@@ -165,7 +166,8 @@ def everything(case: Case, form: Form) -> Named:
     reads that count.
     """
     case = each_tensor(torch.clone, case).tracked()
-    found, given = outcome(*case.run(form)), case.inputs()
+    reads, last = case.run(form)
+    found, given = outcome(reads, last._replace(weights=unshifted(last.weights, case.spec))), case.inputs()
     draw = torch.Generator().manual_seed(5)
     adjoints = []
     for name, x in found.items():

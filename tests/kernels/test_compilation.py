@@ -36,6 +36,7 @@ LAUNCHED = {
     "mlp,descent": DESCENT,
     "hopper": MLP,
     "hopper,descent": DESCENT,
+    "retained": DESCENT - {"chain", "chain_backward"} | {"retained_chain", "retained_chain_backward"},
     "stale": STALE,
     "exact": LINEAR | {"solve", "through_solution"},
     "biases": MLP | STALE,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.kernels.record import backend
 from lockstep.memory import Form, MemorySpec, begin, stream
+from lockstep.memory.kernel import unshifted
 from tests.kernels.memories import (
     DEVICE,
     Size,
@@ -49,6 +50,10 @@ SMOOTH: dict[str, Fields] = {
     "descent,norm": {**DESCENT, "norm": True, "decay_to": "initial"},
     "descent,plain,huber": {**DESCENT, "bias": "huber", "huber_form": "norm"},
     "residual,huber,silu": {"residual": True, "bias": "huber", "activation": "silu"},
+    "moneta": {**WHOLE, **DESCENT, "bias": "lp", "p": 3, "retention": "lq"},
+    "plain,q3": {**DESCENT, "retention": "lq", "q": 3, "activation": "silu"},
+    "memora": {**WHOLE, **DESCENT, "retention": "kl", "simplex": 16},
+    "descent,norm,kl": {**DESCENT, "norm": True, "retention": "kl", "activation": "silu"},
 }
 """Points of the grid: with those below, each choice in one of them at least."""
 CORNERED: dict[str, Fields] = {
@@ -63,6 +68,8 @@ STEEP: dict[str, Fields] = {
 """Where an error changes its sign the loss turns within a thousandth: 16 bits do not tell on which side."""
 POINTS = {**SMOOTH, **CORNERED, **STEEP}
 every_point = pytest.mark.parametrize("name", POINTS)
+each_way = pytest.mark.parametrize("name", ["titans", "moneta", "memora"])
+"""Those that walk along a row by kernels of their own."""
 
 EXACTLY, AT_CORNERS = 1e-4, 2e-3
 """Relative errors of norms with tokens of float32."""
@@ -103,12 +110,30 @@ def test_harsh_memories_in_float32(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "length"), ODD, ids=str)
-def test_other_shapes(size: Size, length: int) -> None:
-    require_exact(on_the_device(as_a_model_draws(spec_of("titans", size), size, length)))
+@each_way
+def test_other_shapes(name: str, size: Size, length: int) -> None:
+    require_exact(on_the_device(as_a_model_draws(spec_of(name, size), size, length)))
 
 
-def test_an_anchor_of_each_sample() -> None:
-    require_exact(on_the_device(harsh(spec_of("titans", SMALL), SMALL._replace(batch=2), 32, anchor_of_samples=True)))
+@each_way
+def test_an_anchor_of_each_sample(name: str) -> None:
+    require_exact(on_the_device(harsh(spec_of(name, SMALL), SMALL._replace(batch=2), 32, anchor_of_samples=True)))
+
+
+@pytest.mark.parametrize("q", [1.5, 2.0, 3.0, 5.5])
+def test_other_norms_hold(q: float) -> None:
+    """By a root below two, by two, which leaves weights as they are, and where a power meets no whole number."""
+    spec = MemorySpec(**{**POINTS["moneta"], "q": q}, chunk=SMALL.chunk)
+    require_exact(on_the_device(harsh(spec, SMALL, 37)))
+
+
+def test_a_memory_that_begins_empty() -> None:
+    """Of which lq's norm has no slope."""
+    case = harsh(spec_of("plain,q3", SMALL), SMALL, 32)
+    first, second = case.memory.weights
+    case = case._replace(memory=case.memory._replace(weights=(first, torch.zeros_like(second))))
+    found, wanted = everything(on_the_device(case), "kernel"), everything(each_tensor(Tensor.double, case), "chunked")
+    assert_close(found, {name: x.to(found[name].device) for name, x in wanted.items()}, tolerance=1e-3)
 
 
 @pytest.mark.skipif(not ON_A_GPU, reason="long texts need a CUDA device, and LOCKSTEP_TEST_GPU=1 to use it")
@@ -176,14 +201,17 @@ def test_fewer_tokens_than_a_chunk() -> None:
 
 
 @pytest.mark.parametrize("cut", [16, 21, 48])
-def test_a_text_that_is_cut(cut: int) -> None:
+@each_way
+def test_a_text_that_is_cut(name: str, cut: int) -> None:
     """Pieces that begin inside of a chunk are finished by torch, and the kernels go on at the next."""
-    case = on_the_device(harsh(spec_of("titans", SMALL), SMALL, 70))
+    case = on_the_device(harsh(spec_of(name, SMALL), SMALL, 70))
     wanted, last = case.run("sequential")
     state, reads = begin(case.memory), []
     for piece in (case.between(0, cut), case.between(cut, 70)):
         said, state = stream(*piece[1:5], state, case.spec, case.outer, by_kernel=True)
         reads.append(said)
     assert_close({"reads": torch.cat(reads, dim=2)}, {"reads": wanted}, tolerance=1e-4)
-    assert_close(held(last._replace(weights=state.weights, velocity=state.velocity)), held(last), tolerance=1e-4)
+    after = last._replace(weights=unshifted(state.weights, case.spec), velocity=state.velocity)
+    last = last._replace(weights=unshifted(last.weights, case.spec))
+    assert_close(held(after), held(last), tolerance=1e-4)
     assert "(memory)" in backend()

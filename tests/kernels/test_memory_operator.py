@@ -19,7 +19,7 @@ from tests.memory.cases import Case, Fields, Named, each_gate
 
 pytest.importorskip("triton")
 
-from lockstep.kernels.memory import operator
+from lockstep.kernels.memory import operator, retained_operator
 
 # Of an activation far out, where the exponential is infinite and its inverse zero, as they should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
@@ -31,6 +31,10 @@ SHARED = Size(64, 256, 64, batch=1) if ON_A_GPU else SMALL
 TITANS: Fields = {"norm": True, "residual": True, "decay_to": "initial"}
 YAAD: Fields = {**TITANS, "rule": "gradient-descent", "bias": "huber", "huber_form": "switch"}
 ALL_GATES: Fields = {**TITANS, "bias": "huber"}
+MONETA: Fields = {**TITANS, "rule": "gradient-descent", "bias": "lp", "retention": "lq"}
+MEMORA: Fields = {**TITANS, "rule": "gradient-descent", "retention": "kl", "simplex": 16}
+each_way = pytest.mark.parametrize("fields", [TITANS, MONETA, MEMORA], ids=["titans", "moneta", "memora"])
+"""Those that walk along a row by kernels of their own."""
 
 SHAPES, NUMBERS = ("test_schema", "test_autograd_registration", "test_faketensor"), "test_aot_dispatch_dynamic"
 """Parts of torch's examination of operators."""
@@ -43,7 +47,6 @@ def draw(size: Size = SMALL, length: int = 32, dtype: torch.dtype = torch.float3
 
 UNKNOWN: dict[str, tuple[Fields, Size, str]] = {
     "depth": ({"depth": 3}, SMALL, "matrices"),
-    "retention": ({"rule": "gradient-descent", "retention": "lq"}, SMALL, "retention l2"),
     "clip": ({"clip": 1.0}, SMALL, "without clip"),
     "read": ({"read": "before"}, SMALL, "read after writing"),
     "bias": ({"bias": "dot"}, SMALL, "bias"),
@@ -89,13 +92,25 @@ def test_when_it_is_chosen() -> None:
     assert pays(case.queries.bfloat16(), case.memory.weights, case.spec) == ON_A_GPU
 
 
-@pytest.mark.parametrize("fields", [TITANS, YAAD, ALL_GATES, {}], ids=["titans", "yaad", "all-gates", "plain"])
+EXAMINED: dict[str, Fields] = {
+    "titans": TITANS,
+    "yaad": YAAD,
+    "all-gates": ALL_GATES,
+    "plain": {},
+    "moneta": MONETA,
+    "memora": MEMORA,
+    "plain,lq": {"rule": "gradient-descent", "retention": "lq", "bias": "huber"},
+}
+
+
+@pytest.mark.parametrize("fields", EXAMINED.values(), ids=EXAMINED)
 def test_it_is_an_operator(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes without numbers, derivatives, and no writing into what was given: torch's own examination, both ways."""
+    module, forwards = (retained_operator, "retained_memory") if "retention" in fields else (operator, "memory")
     called: dict[str, tuple[Any, ...]] = {}
 
     def noted(name: str) -> Callable[..., Any]:
-        real = getattr(operator, name)
+        real = getattr(module, name)
 
         def call(*arguments: Any) -> Any:
             called[name] = arguments
@@ -103,16 +118,16 @@ def test_it_is_an_operator(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    originals = {name: getattr(operator, name) for name in ("memory", "memory_backward")}
+    originals = {name: getattr(module, name) for name in (forwards, f"{forwards}_backward")}
     with monkeypatch.context() as patch:  # the examination makes calls too, with tensors of its own kind
         for name in originals:
-            patch.setattr(operator, name, noted(name))
+            patch.setattr(module, name, noted(name))
         everything(draw(SMALL._replace(heads=1), 16, **fields), "kernel")
     assert called.keys() == originals.keys()
     for name, original in originals.items():
-        given = [x.detach().requires_grad_(name == "memory") if isinstance(x, Tensor) else x for x in called[name]]
+        given = [x.detach().requires_grad_(name == forwards) if isinstance(x, Tensor) else x for x in called[name]]
         # Adjoints of what is absent mean nothing: their shapes can be compared, and not their numbers.
-        means_something = name == "memory" or all(x is not None for x in given)
+        means_something = name == forwards or all(x is not None for x in given)
         torch.library.opcheck(original, tuple(given), test_utils=(*SHAPES, *([NUMBERS] if means_something else [])))
 
 
@@ -127,19 +142,20 @@ class TestModels:
     @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
     # And recommends a lower precision where it finds products of 32 bits.
     @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-    def test_one_graph_learns_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Compiled or not, and as by torch."""
-        model = build("titans-lmm", vocab_size=17, dim=32, depth=1, heads=2, chunk=16).to(DEVICE).train()
+    @pytest.mark.parametrize("name", ["titans-lmm", "moneta", "memora"])
+    def test_one_graph_learns_alike(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Compiled or not, and as by torch in float64."""
+        model = build(name, vocab_size=17, dim=32, depth=1, heads=2, chunk=16).to(DEVICE).train()
         randomise(model, seed=0)
         eager = learned(model, model)
         assert "(memory)" in backend()
         torch._dynamo.reset()
         compiled = learned(model, torch.compile(model, fullgraph=True, backend="inductor" if ON_A_GPU else "aot_eager"))
         monkeypatch.setattr(streaming, "pays", lambda *_: False)
-        by_torch = learned(model, model)
-        for name, wanted in by_torch.items():
-            assert far(compiled[name], eager[name]) < 1e-5, name
-            assert far(eager[name], wanted) < 1e-4, name
+        by_torch = learned(model.double(), model)
+        for parameter, wanted in by_torch.items():
+            assert far(compiled[parameter], eager[parameter]) < 1e-5, parameter
+            assert far(eager[parameter], wanted) < 1e-4, parameter
 
     # torch's compiler does so itself where it traces a derivative that is written out.
     @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
@@ -181,9 +197,10 @@ def far(one: Tensor, other: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("place", [0, 5, -1], ids=["first-of-a-chunk", "inside", "last"])
-def test_nothing_leaks_back(place: int, dtype: torch.dtype) -> None:
+@each_way
+def test_nothing_leaks_back(fields: Fields, place: int, dtype: torch.dtype) -> None:
     """Reads before a token that is changed keep every bit, and no later token has a part in their gradients."""
-    case = draw(SHARED, 2 * SHARED.chunk, dtype)
+    case = draw(SHARED, 2 * SHARED.chunk, dtype, **fields)
     changed = SHARED.chunk + place
     others, _ = shaken(case, changed).run("kernel")
     reads, _ = case.tracked().run("kernel")
@@ -210,9 +227,10 @@ def shaken(case: Case, token: int) -> Case:
     )
 
 
-def test_samples_and_heads_keep_to_themselves() -> None:
+@each_way
+def test_samples_and_heads_keep_to_themselves(fields: Fields) -> None:
     """Each alone gives what it gives in company, to the last bit."""
-    case = draw(SHARED._replace(batch=2, heads=2), 2 * SHARED.chunk)
+    case = draw(SHARED._replace(batch=2, heads=2), 2 * SHARED.chunk, **fields)
     reads, _ = case.run("kernel")
     for sample in range(2):
         for head in range(2):
@@ -224,7 +242,7 @@ def test_samples_and_heads_keep_to_themselves() -> None:
                 gates=each_gate(lambda gate, here=here: gate[here], case.gates),
                 memory=case.memory._replace(
                     weights=tuple(x[here] for x in case.memory.weights),
-                    velocity=tuple(x[here] for x in case.memory.velocity or ()),
+                    velocity=case.memory.velocity and tuple(x[here] for x in case.memory.velocity),
                 ),
                 outer=case.outer._replace(
                     gain=None if case.outer.gain is None else case.outer.gain[here[1]],
@@ -236,8 +254,9 @@ def test_samples_and_heads_keep_to_themselves() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_it_repeats_itself(dtype: torch.dtype) -> None:
+@each_way
+def test_it_repeats_itself(fields: Fields, dtype: torch.dtype) -> None:
     """Two runs give the same bits, gradients too."""
-    case = draw(SHARED, 1000 if ON_A_GPU else 37, dtype)
+    case = draw(SHARED, 1000 if ON_A_GPU else 37, dtype, **fields)
     one, other = everything(case, "kernel"), everything(case, "kernel")
     assert [name for name in one if not torch.equal(one[name], other[name])] == []

@@ -21,8 +21,10 @@ WIDEST = 512
 
 def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
     """Why the kernels do not know such a memory; None if they do."""
-    if spec.layers > 2 or spec.retention != "l2" or spec.clip is not None or spec.read != "after":
-        return "the kernels know memories of one or two matrices under retention l2, read after writing, without clip"
+    if spec.layers > 2 or spec.clip is not None or spec.read != "after":
+        return "the kernels know memories of one or two matrices, read after writing, without clip"
+    if spec.layers == 1 and spec.retention != "l2":
+        return f"the kernels know retention {spec.retention} for two matrices alone"
     if spec.bias == "dot" and (spec.layers == 2 or spec.norm):
         return "the kernels know the bias dot for one matrix without norm alone"
     width, out, span = weights[0].shape[-2], weights[-1].shape[-1], tokens_at_once(spec)
@@ -42,11 +44,14 @@ def tokens_at_once(spec: MemorySpec) -> int:
 
 
 def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
-    """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch."""
+    """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch.
+
+    And so do lq and kl, whose kernels have been compared in Triton's interpreter, and not yet on a GPU.
+    """
     if queries.dtype is not torch.bfloat16 or not ours_may_run(queries):
         return False
     width, chunk = weights[0].shape[-2], spec.chunk
-    fits = spec.layers == 2 and width <= 64 and chunk <= 64
+    fits = spec.layers == 2 and spec.retention == "l2" and width <= 64 and chunk <= 64
     return fits and unsuited(queries, weights, spec) is None
 
 
@@ -56,6 +61,8 @@ def kernel(
     """As `chunked`, for callers' shapes: tokens [batch, heads, time, dim] in whole chunks, memory [rows, in, out]."""
     if spec.layers == 1:
         return one_matrix(queries, keys, values, gates, memory, spec, outer)
+    if spec.retention != "l2":
+        return retained(queries, keys, values, gates, memory, spec, outer)
     # Triton is needed where it is used alone.
     from lockstep.kernels.memory.operator import memory as operator
 
@@ -87,6 +94,44 @@ def kernel(
         weights = weights + spread(as_operand(anchors, queries.dtype), weights.shape[0])
     after = Memory(apart(weights), None if memory.velocity is None else apart(velocity))
     return reads.unflatten(0, (-1, heads)), after
+
+
+def retained(
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, memory: Memory, spec: MemorySpec, outer: Outer
+) -> tuple[Tensor, Memory]:
+    """`kernel` for memories that hold something else than their weights: as it is, not its distance from the anchor."""
+    from lockstep.kernels.memory.retained_operator import retained_memory
+
+    heads, anchors = queries.shape[1], None
+    if spec.decay_to == "initial":
+        assert outer.initial is not None
+        given = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
+        anchors = paired(unshifted(given, spec)).contiguous()
+    reads, last, *_ = retained_memory(
+        *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
+        *(None if gate is None else row_wise(gate.float()) for gate in gates),
+        *lent(outer, spec, queries),
+        anchors,
+        paired(unshifted(memory.weights, spec)),
+        spec.retention,
+        spec.q,
+        spec.simplex,
+        heads,
+        spec.chunk,
+        spec.residual,
+        spec.norm,
+        inner_loss(spec),
+        spec.p,
+        spec.activation,
+    )
+    return reads.unflatten(0, (-1, heads)), Memory(apart(last), None)
+
+
+def unshifted(matrices: Weights, spec: MemorySpec) -> Weights:
+    """Under kl the same weights belong to any shift of a row of what is held; the kernels know the one without."""
+    if spec.retention != "kl":
+        return matrices
+    return tuple(matrix - matrix.mean(dim=-1, keepdim=True) for matrix in matrices)
 
 
 def one_matrix(

@@ -55,7 +55,11 @@ def memory_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @memory_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    tokens, last_bar, heads = Tokens(*arguments[:COUNT]), arguments[COUNT + 2], arguments[COUNT + 3]
+    return adjoints_of(Tokens(*arguments[:COUNT]), arguments[COUNT + 2], arguments[COUNT + 3])
+
+
+def adjoints_of(tokens: Tokens, last_bar: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """Their shapes."""
     rows = [torch.empty_like(tokens.queries) for _ in range(3)]
     gates = [torch.empty_like(tokens.keep) for _ in range(4)]
     lent = [tokens.keep.new_empty(heads, tokens.queries.shape[-1]) for _ in range(2)]

@@ -1,0 +1,70 @@
+"""How what is held becomes weights, and the adjoint of that, as `lockstep.memory.retentions` has them.
+
+Tiles hold a matrix [WIDTH, HIDDEN] or its rows' errors; AXIS is the one that a matrix's outputs lie along. What is held
+under kl is known up to a shift of each row, and here is what has none.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lockstep.kernels.memory.biases import TINY, raised
+from lockstep.kernels.memory.heads import mean
+
+LEAST, MOST = tl.constexpr(1e-6), tl.constexpr(2.0**64)
+"""What bounds lq's norm to its power: an empty memory has weights zero, not infinite."""
+
+
+@triton.jit
+def weights_and_scale(
+    held: tl.tensor, RETENTION: tl.constexpr, Q: tl.constexpr, SIMPLEX: tl.constexpr, AXIS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The weights at a chunk's start, and how far they follow what is held inside of it."""
+    if RETENTION == "kl":
+        powers = tl.exp(held - tl.max(held, axis=AXIS, keep_dims=True))
+        weights = powers * (SIMPLEX / tl.sum(powers, axis=AXIS, keep_dims=True))
+        return weights, tl.full([], SIMPLEX / held.shape[AXIS], tl.float32)
+    most = tl.maximum(tl.max(tl.abs(held)), LEAST)
+    norm = most * raised(tl.maximum(tl.sum(raised(tl.abs(held) / most, Q)), TINY), 1.0 / Q)
+    scale = 1.0 / tl.minimum(tl.maximum(raised(norm, Q - 2.0), LEAST), MOST)
+    return held * scale, scale
+
+
+@triton.jit
+def along_weights(errors: tl.tensor, RETENTION: tl.constexpr, AXIS: tl.constexpr) -> tl.tensor:
+    """What of a change changes weights; this map is its own transpose."""
+    if RETENTION == "kl":
+        return errors - mean(errors, AXIS)
+    return errors
+
+
+@triton.jit
+def through_weights(
+    weights_bar: tl.tensor,
+    follows_bar: tl.tensor,
+    follows: tl.tensor,
+    base: tl.tensor,
+    scale: tl.tensor,
+    scale_bar: tl.tensor,
+    RETENTION: tl.constexpr,
+    Q: tl.constexpr,
+    SIMPLEX: tl.constexpr,
+    AXIS: tl.constexpr,
+) -> tl.tensor:
+    """The adjoint of what is held, by the weights at the chunk's start, which are `follows` + `base`, and by the scale.
+
+    `scale_bar` is what errors have a share in, times the scale.
+    """
+    weights = follows + base
+    if RETENTION == "kl":
+        shared = tl.sum(weights_bar * weights, axis=AXIS, keep_dims=True) / SIMPLEX
+        return weights * (weights_bar - shared)
+    scale_bar += tl.sum(weights_bar * weights + follows_bar * follows)
+    # Of the logarithm of lq's norm, which weights have the same of as what is held has, but for the scale.
+    most = tl.maximum(tl.max(tl.abs(weights)), TINY)
+    size = tl.abs(weights) / most
+    slope = raised(size, Q - 1.0) / (tl.maximum(tl.sum(raised(size, Q)), 1.0) * most)
+    slope = tl.where(weights < 0, -slope, slope)
+    free = (scale < 1.0 / LEAST) & (scale > 1.0 / MOST)
+    return scale * (weights_bar - tl.where(free, (Q - 2.0) * scale_bar, 0.0) * slope)
