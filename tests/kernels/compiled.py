@@ -40,6 +40,8 @@ from tests.kernels.machine_code import overwritten
 from tests.memory.cases import Fields
 
 HEADS, TIME, WIDTH, HIDDEN = 2, 256, 64, 128
+ROOM = 232_448
+"""Bytes of shared memory that a program may have on Hopper."""
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64"}
 WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial", "chunk": 64}
 BIASES: list[Fields] = [
@@ -57,6 +59,7 @@ SPECS = {
         MemorySpec(**WHOLE, rule="gradient-descent", retention="kl"),
         MemorySpec(rule="gradient-descent", retention="lq", q=3, chunk=64),
     ],
+    "hopper,retained": [MemorySpec(**WHOLE, rule="gradient-descent", retention="kl")],
     "stale": [MemorySpec(**WHOLE, structure="linear")],
     "exact": [MemorySpec(structure="linear", chunk=1, tile=64)],
     "biases": [MemorySpec(**WHOLE, **bias, structure=structure) for bias in BIASES for structure in ("mlp", "linear")],
@@ -126,6 +129,7 @@ def compiled(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> N
         cubin.write_bytes(made.asm["cubin"])
         lost = overwritten(cubin)
     assert not lost, f"{source.name}: first operands that a loop overwrites: {lost}"
+    assert made.metadata.shared <= ROOM, f"{source.name} wants {made.metadata.shared} bytes of shared memory"
 
 
 def translated(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ HOPPER = "90"
 COEFFICIENTS = {"coefficients", "coefficients_backward"}
 DESCENT = COEFFICIENTS | {"chain", "chain_backward", "read", "read_backward", "rewrite", "settle"}
 MLP = DESCENT | {"anchor"}
+RETAINED = DESCENT - {"chain", "chain_backward"} | {"retained_chain", "retained_chain_backward"}
 LINEAR = COEFFICIENTS | {
     "linear_chain",
     "linear_chain_backward",
@@ -36,7 +37,8 @@ LAUNCHED = {
     "mlp,descent": DESCENT,
     "hopper": MLP,
     "hopper,descent": DESCENT,
-    "retained": DESCENT - {"chain", "chain_backward"} | {"retained_chain", "retained_chain_backward"},
+    "retained": RETAINED,
+    "hopper,retained": RETAINED,
     "stale": STALE,
     "exact": LINEAR | {"solve", "through_solution"},
     "biases": MLP | STALE,

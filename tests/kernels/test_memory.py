@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.kernels.record import backend
 from lockstep.memory import Form, MemorySpec, begin, stream
-from lockstep.memory.kernel import unshifted
+from lockstep.memory.kernel import unshifted, unsuited
 from tests.kernels.memories import (
     DEVICE,
     Size,
@@ -127,6 +127,15 @@ def test_other_norms_hold(q: float) -> None:
     require_exact(on_the_device(harsh(spec, SMALL, 37)))
 
 
+def test_an_anchor_of_fewer_bits() -> None:
+    """Its rows lose their shift in 32 bits."""
+    case = on_the_device(harsh(spec_of("memora", SMALL), SMALL, 32))
+    assert case.outer.initial is not None
+    low = case._replace(outer=case.outer._replace(initial=tuple(x.bfloat16() for x in case.outer.initial)))
+    high = case._replace(outer=case.outer._replace(initial=tuple(x.bfloat16().float() for x in case.outer.initial)))
+    assert torch.equal(low.run("kernel")[0], high.run("kernel")[0])
+
+
 def test_a_memory_that_begins_empty() -> None:
     """Of which lq's norm has no slope."""
     case = harsh(spec_of("plain,q3", SMALL), SMALL, 32)
@@ -141,6 +150,8 @@ def test_a_memory_that_begins_empty() -> None:
 @every_point
 def test_long_texts_in_float32(name: str, size: Size) -> None:
     case = as_a_model_draws(spec_of(name, size), size, length_of(size))
+    if size == LARGE[1] and case.spec.retention != "l2":
+        pytest.skip(str(unsuited(case.queries, case.memory.weights, case.spec)))
     if case.spec.huber_form == "switch":
         case = away_from_turns(case)
     require_exact(on_the_device(case), EXACTLY if name in SMOOTH else AT_CORNERS)

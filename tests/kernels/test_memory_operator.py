@@ -53,6 +53,7 @@ UNKNOWN: dict[str, tuple[Fields, Size, str]] = {
     "head": ({}, SMALL._replace(width=24), "24"),
     "chunk": ({}, SMALL._replace(chunk=8), "8"),
     "hidden": ({}, SMALL._replace(hidden=48), "48"),
+    "room": ({"rule": "gradient-descent", "retention": "kl"}, SMALL._replace(hidden=512, chunk=32), "8192"),
 }
 
 

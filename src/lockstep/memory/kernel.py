@@ -11,12 +11,14 @@ from torch import Tensor
 
 from lockstep.kernels.backends import ours_may_run
 from lockstep.memory.spec import MemorySpec
-from lockstep.memory.types import Gates, Memory, Outer, Weights
+from lockstep.memory.types import Gates, Memory, Outer, Weights, arithmetic
 
 SIZES = (16, 32, 64, 128)
 """Of chunks and heads: what a tile may measure."""
 WIDEST = 512
 """Hidden units."""
+LARGEST = {torch.bfloat16: 32_768, torch.float32: 8_192}
+"""Numbers of a tile where one program walks a row with all of its hidden units: what Hopper has room for."""
 
 
 def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
@@ -31,6 +33,9 @@ def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
     if not {width, out, span} <= set(SIZES) or (spec.layers == 2 and width != out):
         return f"the kernels know heads and chunks of {SIZES}, not {width}, {out} and {span}"
     hidden = weights[0].shape[-1]
+    most = LARGEST.get(queries.dtype, 0)
+    if spec.retention != "l2" and max(width, span) * max(hidden, span) > most:
+        return f"the kernels know retention {spec.retention} for tiles of {most} numbers of {queries.dtype}, not more"
     if spec.layers == 2 and hidden not in (*SIZES, 256, WIDEST):
         return f"the kernels know hidden widths that are powers of two up to {WIDEST}, not {hidden}"
     if queries.dtype not in (torch.bfloat16, torch.float32):
@@ -106,7 +111,7 @@ def retained(
     if spec.decay_to == "initial":
         assert outer.initial is not None
         given = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
-        anchors = paired(unshifted(given, spec)).contiguous()
+        anchors = paired(unshifted(given, spec))
     reads, last, *_ = retained_memory(
         *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
         *(None if gate is None else row_wise(gate.float()) for gate in gates),
@@ -131,7 +136,7 @@ def unshifted(matrices: Weights, spec: MemorySpec) -> Weights:
     """Under kl the same weights belong to any shift of a row of what is held; the kernels know the one without."""
     if spec.retention != "kl":
         return matrices
-    return tuple(matrix - matrix.mean(dim=-1, keepdim=True) for matrix in matrices)
+    return tuple(matrix - matrix.mean(dim=-1, keepdim=True, dtype=arithmetic(matrix.dtype)) for matrix in matrices)
 
 
 def one_matrix(

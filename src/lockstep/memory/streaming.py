@@ -109,6 +109,7 @@ def recollect(queries: Tensor, held: Weights, spec: MemorySpec, outer: Outer) ->
     """What a memory that stands at a chunk's start says to queries [batch, heads, time, dim]; nothing is written."""
     if token.takes(queries, held, spec):
         return token.recall(queries, held, spec, outer)
+    # The operator takes weights, which what is held is under l2 alone.
     if spec.retention == "l2" and pays(queries, held, spec) and in_tiles(queries):
         return recollect_by_kernel(queries, held, spec, outer)
     rows = Rows(queries.shape[0], queries.shape[1], arithmetic(queries.dtype))

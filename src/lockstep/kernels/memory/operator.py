@@ -59,7 +59,7 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def adjoints_of(tokens: Tokens, last_bar: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Their shapes."""
+    """What comes of the way back, by its shapes alone."""
     rows = [torch.empty_like(tokens.queries) for _ in range(3)]
     gates = [torch.empty_like(tokens.keep) for _ in range(4)]
     lent = [tokens.keep.new_empty(heads, tokens.queries.shape[-1]) for _ in range(2)]

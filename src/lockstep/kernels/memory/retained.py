@@ -18,7 +18,8 @@ from lockstep.kernels.memory.mlp import launches_for
 from lockstep.kernels.memory.retained_chain import retained_chain_backward_kernel, retained_chain_kernel
 
 WARPS = 8
-"""Of a program that walks a row, for whose two matrices and their products fewer have too few registers."""
+"""Of a program that walks a row. Triton has products that feed others computed by both halves of them alike; four spill
+three times as many registers all the same."""
 
 
 class Opened(NamedTuple):
@@ -145,7 +146,8 @@ def walk_back(
     """Adjoints of the last errors, of chunks' ends, of what was held first and of anchors; some of `bars` too."""
     cut, opened = run.cut, run.opened
     errors_bar, copies_bar, held_bar = cut.outputs(), torch.empty_like(opened.copies), last_bar.clone()
-    anchors_bar = torch.zeros_like(held_bar)
+    anchors = run.tokens.anchors
+    anchors_bar = None if anchors is None else torch.zeros_like(held_bar)
     retained_chain_backward_kernel[(run.rows,)](
         *run.sheets(*cut.tokens[:3]),
         run.tokens.threshold,
@@ -166,6 +168,6 @@ def walk_back(
         run.chunks,
         **run.constants,
     )
-    anchors = run.tokens.anchors
-    shared = anchors_bar[:0] if anchors is None else anchors_bar.view(-1, *anchors.shape).sum(0)
-    return errors_bar, copies_bar, held_bar, shared
+    if anchors is None or anchors_bar is None:
+        return errors_bar, copies_bar, held_bar, held_bar.new_empty(0)
+    return errors_bar, copies_bar, held_bar, anchors_bar.view(-1, *anchors.shape).sum(0)

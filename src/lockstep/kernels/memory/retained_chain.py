@@ -53,6 +53,16 @@ def faded(held: tl.tensor, anchors: tl.tensor_descriptor, anchor: tl.tensor, kee
 
 
 @triton.jit
+def through_rest(
+    anchors_bar: tl.tensor, where: tl.tensor, held_bar: tl.tensor, distance_bar: tl.tensor, keep: tl.tensor
+) -> None:
+    """The anchor's adjoint by a chunk is added to those by later ones: what is forgotten leads to it, and what follows
+    is the distance from it."""
+    if anchors_bar is not None:
+        tl.store(anchors_bar + where, tl.load(anchors_bar + where) + held_bar * (1.0 - keep) - distance_bar)
+
+
+@triton.jit
 def retained_chain_kernel(
     keys: tl.tensor_descriptor,  # [rows × time, WIDTH]
     values: tl.tensor_descriptor,
@@ -113,13 +123,14 @@ def retained_chain_kernel(
         x = activate(z, ACTIVATION).to(low)
         inputs.store([here, 0], x)
         output = product(x, tl.trans(low_second), PRECISION)
+        # Through memory, because errors are turned below; nobody else arrives.
         output = summed(output, exchange, exchange, 0, i, CHUNK, WIDTH, 1)
-        normal, scale = normalised(output, NORM, 1)
+        normal, narrow = normalised(output, NORM, 1)
         value = values.load([here, 0]).to(tl.float32)
         limit = tl.load(threshold + token)[:, None] if HUBER else 0.0
         g = tl.load(gain + wide)[None, :] if NORM else 1.0
         s = tl.load(shift + wide)[None, :] if NORM else 0.0
-        error = last_error(normal, scale, key.to(tl.float32), value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1)
+        error = last_error(normal, narrow, key.to(tl.float32), value, g, s, limit, NORM, RESIDUAL, BIAS, P, 1)
         error_1 = product(error.to(low), low_second, PRECISION) * slope_of(z, ACTIVATION)
         error_1, error = along_weights(error_1, RETENTION, 1), along_weights(error, RETENTION, 1)
         first_errors.store([here, 0], (error_1 * scale_1).to(low))
@@ -154,7 +165,7 @@ def retained_chain_backward_kernel(
     first_followed: tl.tensor_descriptor,  # [rows × time, HIDDEN]: as weights follow them
     last_followed: tl.tensor_descriptor,  # [rows × time, WIDTH]
     normals: tl.tensor_descriptor,
-    deviations: tl.tensor,  # [rows, time], one over them
+    narrowness: tl.tensor,  # [rows, time], one over the deviation of what was normalised
     read_inputs: tl.tensor_descriptor,  # [rows × time, HIDDEN]: what was read, and the adjoints of that
     read_outputs_bar: tl.tensor_descriptor,
     read_last_bar: tl.tensor_descriptor,  # [rows × time, WIDTH]
@@ -164,7 +175,7 @@ def retained_chain_backward_kernel(
     errors_bar: tl.tensor_descriptor,  # [rows × time, WIDTH]; out: of the last errors, all of it
     copies_bar: tl.tensor_descriptor,  # [rows × chunks × 2 × WIDTH, HIDDEN]; out: of what each chunk ended with
     held_bar: tl.tensor,  # [rows, 2, WIDTH, HIDDEN]: of what was held last; out: of what was held first
-    anchors_bar: tl.tensor,  # [rows, 2, WIDTH, HIDDEN], zeros; out: of each row's anchor
+    anchors_bar: tl.tensor,  # [rows, 2, WIDTH, HIDDEN], zeros, or None; out: of each row's anchor
     exchange: tl.tensor,  # [rows, 2, CHUNK, WIDTH] in 32 bits
     heads: int,
     chunks: int,
@@ -188,7 +199,8 @@ def retained_chain_backward_kernel(
     HUBER: tl.constexpr = BIAS != "l2" and BIAS != "lp"
     matrix = place(HIDDEN, WIDTH, HIDDEN)
     held_bar += row.to(tl.int64) * 2 * SIZE
-    anchors_bar += row.to(tl.int64) * 2 * SIZE
+    if anchors_bar is not None:
+        anchors_bar += row.to(tl.int64) * 2 * SIZE
     exchange += row.to(tl.int64) * 2 * WIDTH * CHUNK
     first, second = tl.load(held_bar + matrix), tl.load(held_bar + SIZE + matrix)
     wide = (row % heads) * WIDTH + tl.arange(0, WIDTH)
@@ -222,7 +234,7 @@ def retained_chain_backward_kernel(
         error_bar = added(error_bar, u_bar, tl.trans(bases.load([copy + WIDTH, 0])), PRECISION)
         error_bar = summed(error_bar, exchange, exchange, 0, back, CHUNK, WIDTH, 1)
         errors_bar.store([here, 0], error_bar.to(low))
-        normal, deviation = normals.load([here, 0]).to(tl.float32), tl.load(deviations + token)[:, None]
+        normal, narrow = normals.load([here, 0]).to(tl.float32), tl.load(narrowness + token)[:, None]
         value = values.load([here, 0]).to(tl.float32)
         limit = tl.load(threshold + token)[:, None] if HUBER else 0.0
         g = tl.load(gain + wide)[None, :] if NORM else 1.0
@@ -230,7 +242,7 @@ def retained_chain_backward_kernel(
         output_bar, _, _, _ = through_last_error(
             error_bar,
             normal,
-            deviation,
+            narrow,
             keys.load([here, 0]).to(tl.float32),
             value,
             g,
@@ -253,14 +265,14 @@ def retained_chain_backward_kernel(
         hidden_bar.store([here, 0], z_bar)
 
         # The adjoints of what was held at the chunk's start: reads have all of the base, and less than all of the rest.
-        keep, lost = tl.load(kept + end), tl.load(kept + token)[None, :] - 1.0
+        keep, lost = tl.load(kept + end), 1.0 - tl.load(kept + token)[None, :]
         query = tl.trans(queries.load([here, 0]))
         read_bar = read_outputs_bar.load([here, 0])
         weights_bar = product(query, read_bar, PRECISION)
         weights_bar = added(weights_bar, tl.trans(keys.load([here, 0])), z_bar, PRECISION)
-        follows_bar = product((query.to(tl.float32) * lost).to(low), read_bar, PRECISION)
+        follows_bar = product((query.to(tl.float32) * -lost).to(low), read_bar, PRECISION)
         follows, base = copies.load([copy, 0]).to(tl.float32), bases.load([copy, 0]).to(tl.float32)
-        tl.store(anchors_bar + matrix, tl.load(anchors_bar + matrix) + first * (1.0 - keep) - follows_bar * scale_1)
+        through_rest(anchors_bar, matrix, first, follows_bar * scale_1, keep)
         first = first * keep + follows_bar * scale_1
         first += through_weights(
             weights_bar, follows_bar, follows, base, scale_1, scale_bar_1, RETENTION, Q, SIMPLEX, 1
@@ -270,10 +282,9 @@ def retained_chain_backward_kernel(
         weights_bar = product(last_bar, read, PRECISION)
         weights_bar = added(weights_bar, tl.trans(low_output_bar), inputs.load([here, 0]), PRECISION)
         weights_bar = added(weights_bar, tl.trans(last_errors.load([here, 0])), u_bar, PRECISION)
-        follows_bar = product((last_bar.to(tl.float32) * lost).to(low), read, PRECISION)
+        follows_bar = product((last_bar.to(tl.float32) * -lost).to(low), read, PRECISION)
         follows, base = copies.load([copy + WIDTH, 0]).to(tl.float32), bases.load([copy + WIDTH, 0]).to(tl.float32)
-        lasting = tl.load(anchors_bar + SIZE + matrix) + second * (1.0 - keep) - follows_bar * scale_2
-        tl.store(anchors_bar + SIZE + matrix, lasting)
+        through_rest(anchors_bar, SIZE + matrix, second, follows_bar * scale_2, keep)
         second = second * keep + follows_bar * scale_2
         second += through_weights(
             weights_bar, follows_bar, follows, base, scale_2, scale_bar_2, RETENTION, Q, SIMPLEX, 0

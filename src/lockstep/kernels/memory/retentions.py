@@ -27,7 +27,8 @@ def weights_and_scale(
         return weights, tl.full([], SIMPLEX / held.shape[AXIS], tl.float32)
     most = tl.maximum(tl.max(tl.abs(held)), LEAST)
     norm = most * raised(tl.maximum(tl.sum(raised(tl.abs(held) / most, Q)), TINY), 1.0 / Q)
-    scale = 1.0 / tl.minimum(tl.maximum(raised(norm, Q - 2.0), LEAST), MOST)
+    # Bounded after its power, not before a division, which may be off by a bit: `through_weights` asks what is bounded.
+    scale = tl.minimum(tl.maximum(raised(norm, 2.0 - Q), 1.0 / MOST), 1.0 / LEAST)
     return held * scale, scale
 
 
