@@ -33,13 +33,13 @@ def unsuited(queries: Tensor, weights: Weights, spec: MemorySpec) -> str | None:
     if not {width, out, span} <= set(SIZES) or (spec.layers == 2 and width != out):
         return f"the kernels know heads and chunks of {SIZES}, not {width}, {out} and {span}"
     hidden = weights[0].shape[-1]
-    most = LARGEST.get(queries.dtype, 0)
+    if queries.dtype not in (torch.bfloat16, torch.float32):
+        return f"the kernels know bfloat16 and float32, not {queries.dtype}"
+    most = LARGEST[queries.dtype]
     if spec.retention != "l2" and max(width, span) * max(hidden, span) > most:
         return f"the kernels know retention {spec.retention} for tiles of {most} numbers of {queries.dtype}, not more"
     if spec.layers == 2 and hidden not in (*SIZES, 256, WIDEST):
         return f"the kernels know hidden widths that are powers of two up to {WIDEST}, not {hidden}"
-    if queries.dtype not in (torch.bfloat16, torch.float32):
-        return f"the kernels know bfloat16 and float32, not {queries.dtype}"
     return None
 
 
