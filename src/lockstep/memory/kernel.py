@@ -75,8 +75,7 @@ def kernel(
     held = paired(memory.weights)
     if spec.decay_to == "initial":
         assert outer.initial is not None
-        given = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
-        anchors = paired(given)
+        anchors = paired(by_rows(outer.initial))
         held = held - spread(as_operand(anchors, queries.dtype), held.shape[0])
     if memory.velocity is not None:
         held = torch.cat((held, paired(memory.velocity)), dim=1)
@@ -87,12 +86,7 @@ def kernel(
         anchors,
         held,
         heads,
-        spec.chunk,
-        spec.residual,
-        spec.norm,
-        inner_loss(spec),
-        spec.p,
-        spec.activation,
+        *two_matrices(spec),
     )
     weights, velocity = last[:, :2], last[:, 2:]
     if anchors is not None:
@@ -110,8 +104,7 @@ def retained(
     heads, anchors = queries.shape[1], None
     if spec.decay_to == "initial":
         assert outer.initial is not None
-        given = tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in outer.initial)
-        anchors = paired(unshifted(given, spec))
+        anchors = paired(unshifted(by_rows(outer.initial), spec))
     reads, last, *_ = retained_memory(
         *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
         *(None if gate is None else row_wise(gate.float()) for gate in gates),
@@ -122,12 +115,7 @@ def retained(
         spec.q,
         spec.simplex,
         heads,
-        spec.chunk,
-        spec.residual,
-        spec.norm,
-        inner_loss(spec),
-        spec.p,
-        spec.activation,
+        *two_matrices(spec),
     )
     return reads.unflatten(0, (-1, heads)), Memory(apart(last), None)
 
@@ -149,8 +137,7 @@ def one_matrix(
     held = memory.weights[0].mT.float()
     if spec.decay_to == "initial":
         assert outer.initial is not None
-        given = outer.initial[0]
-        anchor = (given if given.ndim == 3 else given.flatten(0, 1)).mT.float().contiguous()
+        anchor = by_rows(outer.initial)[0].mT.float().contiguous()
         held = held - spread(as_operand(anchor, queries.dtype), held.shape[0])
     reads, last, _, _ = linear_memory(
         *(row_wise(x.to(queries.dtype)) for x in (queries, keys, values)),
@@ -183,6 +170,11 @@ def lent(outer: Outer, spec: MemorySpec, queries: Tensor) -> tuple[Tensor, Tenso
     return gain.float().contiguous(), shift.float().contiguous()
 
 
+def two_matrices(spec: MemorySpec) -> tuple[int, bool, bool, str, float, str]:
+    """What operators of two matrices are told of a memory."""
+    return spec.chunk, spec.residual, spec.norm, inner_loss(spec), spec.p, spec.activation
+
+
 def inner_loss(spec: MemorySpec) -> str:
     """By one word: Huber's forms are losses of their own."""
     return spec.huber_form if spec.bias == "huber" else spec.bias
@@ -191,6 +183,11 @@ def inner_loss(spec: MemorySpec) -> str:
 def row_wise(x: Tensor) -> Tensor:
     """[batch, heads, …] to [rows, …], in one piece."""
     return x.flatten(0, 1).contiguous()
+
+
+def by_rows(initial: Weights) -> Weights:
+    """Anchors [heads, in, out], or those of samples [batch, heads, in, out] as rows."""
+    return tuple(matrix if matrix.ndim == 3 else matrix.flatten(0, 1) for matrix in initial)
 
 
 def paired(matrices: Weights) -> Tensor:

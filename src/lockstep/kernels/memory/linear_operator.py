@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.kernels.memory.derivative import differentiate
 from lockstep.kernels.memory.linear import Chunks, Tokens, backward, forward
 from lockstep.kernels.record import record
 
@@ -64,21 +65,4 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
     return *rows, *gates, *lent, anchor_bar, torch.empty_like(last_bar)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:10], *output[2:])
-    ctx.setting = inputs[11:]
-    ctx.mark_non_differentiable(*output[2:])
-    # Torch would make zeros for the copies, which are the largest.
-    ctx.set_materialize_grads(False)
-
-
-def _through(ctx: Any, reads_bar: Tensor | None, last_bar: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
-    *tokens, copies, errors = ctx.saved_tensors
-    reads_bar = torch.zeros_like(tokens[2]) if reads_bar is None else reads_bar
-    last_bar = torch.zeros_like(copies[:, 0], dtype=torch.float32) if last_bar is None else last_bar
-    *bars, held_bar = linear_memory_backward(*tokens, copies, errors, reads_bar, last_bar, *ctx.setting)
-    present = [None if token is None else bar.to(token.dtype) for token, bar in zip(tokens, bars, strict=True)]
-    return (*present, held_bar, *[None] * len(ctx.setting))
-
-
-linear_memory.register_autograd(_through, setup_context=_keep)
+differentiate(linear_memory, lambda *arguments: linear_memory_backward(*arguments))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.memory.call import Chunks, Tokens
+from lockstep.kernels.memory.derivative import COUNT, differentiate
 from lockstep.kernels.memory.mlp import backward, forward
 from lockstep.kernels.record import record
 
@@ -16,7 +17,6 @@ TOKENS = (
     "Tensor queries, Tensor keys, Tensor values, Tensor keep, Tensor rate, Tensor? momentum, Tensor? threshold,"
     " Tensor? gain, Tensor? shift, Tensor? anchors"
 )
-COUNT = len(Tokens._fields)
 SETTING = "int heads, int chunk, bool residual, bool norm, str bias, float p, str activation"
 
 
@@ -67,21 +67,4 @@ def adjoints_of(tokens: Tokens, last_bar: Tensor, heads: int) -> tuple[Tensor, .
     return *rows, *gates, *lent, anchors, torch.empty_like(last_bar)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:COUNT], output[2])
-    ctx.setting = inputs[COUNT + 1 :]
-    ctx.mark_non_differentiable(output[2])
-    # Torch would make zeros for the copies, which are the largest.
-    ctx.set_materialize_grads(False)
-
-
-def _through(ctx: Any, reads_bar: Tensor | None, last_bar: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tokens, copies = ctx.saved_tensors
-    reads_bar = torch.zeros_like(tokens[0]) if reads_bar is None else reads_bar
-    last_bar = torch.zeros_like(copies[:, 0], dtype=torch.float32) if last_bar is None else last_bar
-    *bars, held_bar = memory_backward(*tokens, copies, reads_bar, last_bar, *ctx.setting)
-    present = [None if token is None else bar.to(token.dtype) for token, bar in zip(tokens, bars, strict=True)]
-    return (*present, held_bar, *[None] * len(ctx.setting))
-
-
-memory.register_autograd(_through, setup_context=_keep)
+differentiate(memory, lambda *arguments: memory_backward(*arguments))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.memory.call import Tokens
-from lockstep.kernels.memory.operator import COUNT, NAME, SETTING, TOKENS, adjoints_of
+from lockstep.kernels.memory.derivative import COUNT, differentiate
+from lockstep.kernels.memory.operator import NAME, SETTING, TOKENS, adjoints_of
 from lockstep.kernels.memory.retained import Opened, Retention, Walk, backward, forward
 from lockstep.kernels.record import record
 
@@ -65,21 +66,4 @@ def split(arguments: tuple[Any, ...], count: int) -> tuple[tuple[Any, ...], ...]
     return arguments[:COUNT], arguments[COUNT:after], arguments[after : after + 3], arguments[after + 3 :]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:COUNT], *output[2:])
-    ctx.setting = inputs[COUNT + 1 :]
-    ctx.mark_non_differentiable(*output[2:])
-    # Torch would make zeros for the copies, which are the largest.
-    ctx.set_materialize_grads(False)
-
-
-def _through(ctx: Any, reads_bar: Tensor | None, last_bar: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
-    *tokens, copies, bases, scales = ctx.saved_tensors
-    reads_bar = torch.zeros_like(tokens[0]) if reads_bar is None else reads_bar
-    last_bar = torch.zeros_like(copies[:, 0], dtype=torch.float32) if last_bar is None else last_bar
-    *bars, held_bar = retained_memory_backward(*tokens, copies, bases, scales, reads_bar, last_bar, *ctx.setting)
-    present = [None if token is None else bar.to(token.dtype) for token, bar in zip(tokens, bars, strict=True)]
-    return (*present, held_bar, *[None] * len(ctx.setting))
-
-
-retained_memory.register_autograd(_through, setup_context=_keep)
+differentiate(retained_memory, lambda *arguments: retained_memory_backward(*arguments))
