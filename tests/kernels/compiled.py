@@ -42,6 +42,8 @@ from tests.memory.cases import Fields
 HEADS, TIME, WIDTH, HIDDEN = 2, 256, 64, 128
 ROOM = 232_448
 """Bytes of shared memory that a program may have on Hopper."""
+IN_64_BITS = {"look_kernel"}
+"""Who asks for such numbers: an angle of a million tokens is brought within a turn by them."""
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64"}
 WHOLE: Fields = {"norm": True, "residual": True, "decay_to": "initial", "chunk": 64}
 BIASES: list[Fields] = [
@@ -143,8 +145,8 @@ def translated(source: ASTSource, target: GPUTarget, options: dict[str, Any]) ->
 
 
 def require_32_bits(source: ASTSource, text: str) -> None:
-    """Numbers of 64 bits come of constants that 32 do not hold, unasked."""
-    assert "f64" not in text, f"{source.name} computes in 64 bits"
+    """Numbers of 64 bits come of constants that 32 do not hold, where nobody asked for them."""
+    assert "f64" not in text or source.name in IN_64_BITS, f"{source.name} computes in 64 bits"
 
 
 def is_constant(kernel: Any, name: str, value: Any) -> bool:

@@ -53,6 +53,7 @@ SIZES = {
     "groups": Size(300, (299, 130), heads=6),
     "one for all": Size(130, (100,), heads=4, kv_heads=1, pairs=0),
     "a window": Size(70, (69, 70, 1000), pairs=4),
+    "far on": Size(70, (105_614, 105_616, 1_048_576, 12_345_678), pairs=8),
     "persistent tokens": Size(66, (2, 70), persistent=3, pairs=5),
     "a segment": Size(40, (39, 40, 95), segmented=True, persistent=1),
     "two rows of a segment": Size(70, (0, 69, 140), rows=2, segmented=True, persistent=4, pairs=6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,18 @@ from lockstep.kernels.attention.reads import LOG2_E, LOWEST
 from lockstep.kernels.record import record
 
 NAME = "look"
+TURN = tl.constexpr(2 * math.pi)
+
+
+@triton.jit
+def within_a_turn(angle: tl.tensor) -> tl.tensor:
+    """The same angle, from half a turn back to half a turn ahead.
+
+    Beyond 105,615 a cosine and a sine would find it each for themselves, digit by digit, which takes longer than a
+    window does.
+    """
+    exact = angle.to(tl.float64)
+    return (exact - tl.floor(exact * (1 / TURN) + 0.5) * TURN).to(tl.float32)
 
 
 @triton.jit
@@ -25,6 +38,7 @@ def turn_of(place: tl.tensor, rates: tl.tensor, HALF: tl.constexpr, WIDTH: tl.co
     # Not by an early return, behind which Triton would still compile what takes a remainder by zero.
     if HALF > 0:
         angle = place.to(tl.float32) * tl.load(rates + wide % HALF, mask=wide < 2 * HALF, other=0.0)
+        angle = within_a_turn(angle)
     return tl.cos(angle), tl.sin(angle)
 
 
