@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+TURN = 2 * math.pi
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float, dims: int | None = None, below: int | None = None) -> Tensor:
@@ -32,7 +36,18 @@ def turns(
         cos, sin = prepared(first_turns, below, half, theta, dtype, positions.device)
         return cos[positions], sin[positions]
     angles = positions[..., None].to(dtype) * speeds(half, theta, dtype, positions.device)
+    if angles.is_cuda:
+        angles = within_a_turn(angles)
     return angles.cos(), angles.sin()
+
+
+def within_a_turn(angles: Tensor) -> Tensor:
+    """The same angles, from half a turn back to half a turn ahead.
+
+    Beyond 105,615 a GPU's cosines and sines of float32 find that out themselves, digit by digit.
+    """
+    exact = angles.double()
+    return (exact - (exact / TURN).round() * TURN).to(angles.dtype)
 
 
 def speeds(half: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
