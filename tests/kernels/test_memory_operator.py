@@ -35,6 +35,8 @@ MONETA: Fields = {**TITANS, "rule": "gradient-descent", "bias": "lp", "retention
 MEMORA: Fields = {**TITANS, "rule": "gradient-descent", "retention": "kl", "simplex": 16}
 each_way = pytest.mark.parametrize("fields", [TITANS, MONETA, MEMORA], ids=["titans", "moneta", "memora"])
 """Those that walk along a row by kernels of their own."""
+ALIKE = 1e-4 if ON_A_GPU else 1e-5
+"""How near a compiled model is to itself: on a GPU inductor has exponentials of its own."""
 
 SHAPES, NUMBERS = ("test_schema", "test_autograd_registration", "test_faketensor"), "test_aot_dispatch_dynamic"
 """Parts of torch's examination of operators."""
@@ -43,6 +45,11 @@ SHAPES, NUMBERS = ("test_schema", "test_autograd_registration", "test_faketensor
 def draw(size: Size = SMALL, length: int = 32, dtype: torch.dtype = torch.float32, **fields: Any) -> Case:
     spec = MemorySpec(**{**TITANS, "chunk": size.chunk, **fields})
     return each_tensor(lambda x: x.to(DEVICE), in_precision(harsh(spec, size, length), dtype))
+
+
+def largest(fields: Fields) -> Size:
+    """That the kernels know in float32: under lq and kl one program has a row to itself."""
+    return SHARED._replace(hidden=128) if ON_A_GPU and "retention" in fields else SHARED
 
 
 UNKNOWN: dict[str, tuple[Fields, Size, str]] = {
@@ -155,7 +162,7 @@ class TestModels:
         monkeypatch.setattr(streaming, "pays", lambda *_: False)
         by_torch = learned(model.double(), model)
         for parameter, wanted in by_torch.items():
-            assert far(compiled[parameter], eager[parameter]) < 1e-5, parameter
+            assert far(compiled[parameter], eager[parameter]) < ALIKE, parameter
             assert far(eager[parameter], wanted) < 1e-4, parameter
 
     # torch's compiler does so itself where it traces a derivative that is written out.
@@ -201,7 +208,7 @@ def far(one: Tensor, other: Tensor) -> float:
 @each_way
 def test_nothing_leaks_back(fields: Fields, place: int, dtype: torch.dtype) -> None:
     """Reads before a token that is changed keep every bit, and no later token has a part in their gradients."""
-    case = draw(SHARED, 2 * SHARED.chunk, dtype, **fields)
+    case = draw(largest(fields), 2 * SHARED.chunk, dtype, **fields)
     changed = SHARED.chunk + place
     others, _ = shaken(case, changed).run("kernel")
     reads, _ = case.tracked().run("kernel")
@@ -231,7 +238,7 @@ def shaken(case: Case, token: int) -> Case:
 @each_way
 def test_samples_and_heads_keep_to_themselves(fields: Fields) -> None:
     """Each alone gives what it gives in company, to the last bit."""
-    case = draw(SHARED._replace(batch=2, heads=2), 2 * SHARED.chunk, **fields)
+    case = draw(largest(fields)._replace(batch=2, heads=2), 2 * SHARED.chunk, **fields)
     reads, _ = case.run("kernel")
     for sample in range(2):
         for head in range(2):
@@ -258,6 +265,6 @@ def test_samples_and_heads_keep_to_themselves(fields: Fields) -> None:
 @each_way
 def test_it_repeats_itself(fields: Fields, dtype: torch.dtype) -> None:
     """Two runs give the same bits, gradients too."""
-    case = draw(SHARED, 1000 if ON_A_GPU else 37, dtype, **fields)
+    case = draw(largest(fields), 1000 if ON_A_GPU else 37, dtype, **fields)
     one, other = everything(case, "kernel"), everything(case, "kernel")
     assert [name for name in one if not torch.equal(one[name], other[name])] == []

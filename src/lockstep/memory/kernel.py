@@ -49,14 +49,11 @@ def tokens_at_once(spec: MemorySpec) -> int:
 
 
 def pays(queries: Tensor, weights: Weights, spec: MemorySpec) -> bool:
-    """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch.
-
-    And so do lq and kl, whose kernels have been compared in Triton's interpreter, and not yet on a GPU.
-    """
+    """Whether the kernels should run: on a GPU, in 16 bits. Whatever is computed in full precision stays with torch."""
     if queries.dtype is not torch.bfloat16 or not ours_may_run(queries):
         return False
     width, chunk = weights[0].shape[-2], spec.chunk
-    fits = spec.layers == 2 and spec.retention == "l2" and width <= 64 and chunk <= 64
+    fits = spec.layers == 2 and width <= 64 and chunk <= 64
     return fits and unsuited(queries, weights, spec) is None
 
 
