@@ -44,7 +44,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from unittest.mock import patch
 
 import gpu_decoding
@@ -83,6 +83,7 @@ from lockstep.errors import UserError
 
 T = TypeVar("T")
 
+CUTS = (signal.SIGINT, signal.SIGTERM)
 BARS = 'The column "bars" says what a contestant is to reach beside another, where both ran and a limit is set:'
 
 
@@ -317,8 +318,17 @@ def introduce(asked: argparse.Namespace, peaks: Mapping[str, float]) -> None:
     )
 
 
+def cut_off(number: int, _: object) -> NoReturn:
+    """Who is cut off, by a limit of time too, still tells what was measured, and no more.
+
+    Undisturbed: `timeout` sends its signal to the program, and once more to all that it has started.
+    """
+    for one in CUTS:
+        signal.signal(one, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
-    # Who is cut off, by a limit of time too, still tells what was measured, and no more.
-    for cut in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(cut, lambda number, _: sys.exit(128 + number))
+    for cut in CUTS:
+        signal.signal(cut, cut_off)
     sys.exit(main())
