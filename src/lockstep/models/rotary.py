@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 TURN = 2 * math.pi
+FAR = 105_615
+"""From this angle on a GPU's cosines and sines of float32 look for its turn themselves, digit by digit."""
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float, dims: int | None = None, below: int | None = None) -> Tensor:
@@ -36,16 +38,13 @@ def turns(
         cos, sin = prepared(first_turns, below, half, theta, dtype, positions.device)
         return cos[positions], sin[positions]
     angles = positions[..., None].to(dtype) * speeds(half, theta, dtype, positions.device)
-    if angles.is_cuda:
+    if angles.is_cuda and (below is None or below > FAR):
         angles = within_a_turn(angles)
     return angles.cos(), angles.sin()
 
 
 def within_a_turn(angles: Tensor) -> Tensor:
-    """The same angles, from half a turn back to half a turn ahead.
-
-    Beyond 105,615 a GPU's cosines and sines of float32 find that out themselves, digit by digit.
-    """
+    """The same angles, from half a turn back to half a turn ahead."""
     exact = angles.double()
     return (exact - (exact / TURN).round() * TURN).to(angles.dtype)
 

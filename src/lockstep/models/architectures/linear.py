@@ -55,7 +55,8 @@ class RetNetSpec(ModelSpec):
         return self
 
     def mixer(self, layer: int) -> Retention:
-        return Retention(self.dim, self.heads, chunk=self.chunk, rope_theta=self.rope_theta)
+        lengths = {"chunk": self.chunk, "max_length": self.max_length}
+        return Retention(self.dim, self.heads, rope_theta=self.rope_theta, **lengths)
 
     def mlp(self, layer: int) -> SwiGlu:
         return SwiGlu(self.dim, self.hidden or -(-self.dim * 4 // 3 // 16) * 16)

@@ -37,9 +37,11 @@ class Retention(Mixer):
     halves instead of pairs, and matrices begin as the skeleton's do: the authors' Xavier gains belong to theirs.
     """
 
-    def __init__(self, dim: int, heads: int, *, chunk: int, rope_theta: float) -> None:
+    def __init__(self, dim: int, heads: int, *, chunk: int, rope_theta: float, max_length: int) -> None:
+        """Texts of up to `max_length` tokens have their angles made once, where a compiler asks for them."""
         super().__init__()
         self.dim, self.heads, self.chunk, self.rope_theta = dim, heads, chunk, rope_theta
+        self.max_length = max_length
         self.key_dim, self.value_dim = dim // heads, EXPANSION * dim // heads
         self.widths = (dim, dim, EXPANSION * dim, EXPANSION * dim)
         self.input = nn.Linear(dim, sum(self.widths), bias=False)
@@ -49,9 +51,13 @@ class Retention(Mixer):
         memory, position = self.initial_state(x.shape[0]) if state is None else state
         *rows, gate = self.input(x).split(self.widths, dim=-1)
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(memory.dtype) for part in rows)
-        positions = position[:, None] + torch.arange(x.shape[1], device=x.device)
-        queries = rotate(queries, positions, self.rope_theta)
-        keys = rotate(keys, positions, self.rope_theta) * self.key_dim**-0.5
+        positions, below = torch.arange(x.shape[1], device=x.device)[None], None
+        if state is not None:
+            positions = positions + position[:, None]
+        elif x.shape[1] <= self.max_length:
+            below = self.max_length
+        queries = rotate(queries, positions, self.rope_theta, below=below)
+        keys = rotate(keys, positions, self.rope_theta, below=below) * self.key_dim**-0.5
         log_keep = self.log_keep(memory)[None, :, None].expand(-1, -1, x.shape[1])
         reads, memory = decayed(queries, keys, values, log_keep, memory, self.chunk)
         y: Tensor = self.output(recomputed(self.gated, reads, gate))
