@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.memory.recomputation import never_kept
 from lockstep.memory.types import arithmetic
 from lockstep.models.cost import Cost, product_flops
 from lockstep.models.mixers.convolution import ShortConvolution
@@ -48,20 +49,30 @@ class Mamba(Mixer):
         if state is None:
             state = self.initial_state(x.shape[0])
         values, gate = self.input(x).chunk(2, dim=-1)
-        values, tail = self.conv(values, state.tail)
-        values = F.silu(values)
+        values, tail = never_kept(self.convolved, values, state.tail)
         reads, memory = self.scanned(values, state.memory)
-        said = torch.addcmul(reads, values.to(reads.dtype), self.skip.to(reads.dtype)) * F.silu(gate)
-        y: Tensor = self.output(said.to(gate.dtype))
+        # Not made again with its gating: what one function has made and another takes, a compiler keeps. As a sum of a
+        # product, because the derivative of `addcmul` has the values in 32 bits, which are kept too.
+        said = (reads + values * self.skip.to(reads.dtype)).to(gate.dtype)
+        y: Tensor = self.output(never_kept(gated, said, gate))
         return y, MambaState(tail, memory)
+
+    def convolved(self, values: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+        """Values [batch, time, channels] from their projection, activated, and the tail after them."""
+        values, tail = self.conv(values, tail)
+        return F.silu(values), tail
 
     def scanned(self, values: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """What each channel reads at each token, [batch, time, channels], and the memory after the last."""
         low, keys, queries = self.selection(values).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
-        # The bias sets rates of a thousandth, which a lower precision would blur.
-        rate = F.softplus(F.linear(low, self.rate.weight).to(self.exact) + self.rate.bias)
+        rate = never_kept(self.rates, F.linear(low, self.rate.weight))
         decay = self.log_decay.to(self.exact).exp().view(self.d_state, self.channels)
         return selective_scan(queries, keys, values, rate, decay, memory, self.chunk)
+
+    def rates(self, projected: Tensor) -> Tensor:
+        """[batch, time, channels] in at least float32, from a product, which is kept in its own precision."""
+        # The bias sets rates of a thousandth, which a lower precision would blur.
+        return F.softplus(projected.to(self.exact) + self.rate.bias)
 
     def initial_state(self, batch: int, capacity: int | None = None) -> MambaState:
         memory = self.zeros(batch, self.d_state, self.channels).to(self.exact)
@@ -98,3 +109,8 @@ class Mamba(Mixer):
             recurrence_flops=(4.0 * self.d_state + 1) * self.channels,
             state_bytes=tail + self.d_state * self.channels * self.exact.itemsize,
         )
+
+
+def gated(said: Tensor, gate: Tensor) -> Tensor:
+    """What the last product takes."""
+    return said * F.silu(gate)
