@@ -5,7 +5,8 @@
     python benchmarks/gpu.py training --profile titans-lmm --lengths 4096
     python benchmarks/gpu.py decoding --contestants transformer++,titans-lmm --lengths 1024,65536
     python benchmarks/gpu.py decoding --profile titans-lmm --lengths 1024
-    python benchmarks/gpu.py training --device cpu --no-compile --size 32/1/2 --tokens 256 --lengths 128 --rounds 1
+    python benchmarks/gpu.py training --device cpu --no-compile --size 32/1/2 --tokens 256 --lengths 128 \
+        --rounds 1 --contestants transformer++,titans-lmm
 
 training  tokens per second and peak memory of forward, loss, backward and AdamW, and the share that the FLOPs which
           `cost` counts have of a large bfloat16 product's, measured in the same run. Masked scores count as FLOPs, so
