@@ -92,9 +92,10 @@ def test_an_unknown_form_is_named() -> None:
         memorize(*draw()[1:6], draw().spec, form="fast")  # type: ignore[arg-type] # what is refused
 
 
-def test_when_it_is_chosen() -> None:
+@each_way
+def test_when_it_is_chosen(fields: Fields) -> None:
     """On a GPU in bfloat16 and nowhere else."""
-    case = draw()
+    case = draw(**fields)
     assert unsuited(case.queries, case.memory.weights, case.spec) is None
     assert not pays(case.queries, case.memory.weights, case.spec)
     assert pays(case.queries.bfloat16(), case.memory.weights, case.spec) == ON_A_GPU

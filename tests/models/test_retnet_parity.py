@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.laws.subject import randomise
+from lockstep.models.mixers import prepared
 from lockstep.models.mixers.retention import EPSILON, Retention
 from lockstep.models.rotary import rotate
 
@@ -80,3 +81,23 @@ def test_values_are_twice_as_wide_as_keys() -> None:
     one = mixer(torch.float32)
     assert one.initial_state(3).memory.shape == (3, HEADS, DIM // HEADS, 2 * DIM // HEADS)
     assert not [name for name, _ in one.named_parameters() if "weight" not in name]
+
+
+# torch's compiler does so itself where it traces a derivative that is written out.
+@pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+def test_compiled_texts_look_their_angles_up_where_a_table_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that goes on, or is longer than the table, has them computed; what comes out is the same."""
+    one = Retention(DIM, HEADS, chunk=8, rope_theta=10_000.0, max_length=16).double()
+    randomise(one, seed=0)
+    torch._dynamo.reset()
+    monkeypatch.setattr(prepared, "SHELF", prepared.Shelf())
+    run = torch.compile(one.step, dynamic=False, backend="eager")
+    state, x = None, inputs(33, torch.float64)
+    with torch.no_grad():
+        whole, _ = one.step(x, None)
+        for length, tables in ((17, 0), (16, 1)):
+            torch.testing.assert_close(run(x[:, :length], None)[0], whole[:, :length])
+            assert len(prepared.SHELF._names) == tables
+        for piece, wanted in zip(x.split((16, 1, 16), dim=1), whole.split((16, 1, 16), dim=1), strict=True):
+            found, state = run(piece, state)
+            torch.testing.assert_close(found, wanted)

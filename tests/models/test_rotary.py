@@ -26,7 +26,7 @@ def test_the_same_angles_within_a_turn() -> None:
 
 @pytest.mark.parametrize("theta", [100.0, 10_000.0])
 def test_turns_of_far_places(theta: float) -> None:
-    """Angles are rounded to float32, as everywhere; what they mean is not."""
+    """Angles are rounded to float32, as everywhere; what they mean is not. On a GPU they are within a turn then."""
     positions = torch.tensor([PLACES], device=DEVICE)
     angles = (positions[..., None].float() * speeds(8, theta, torch.float32, positions.device)).double()
     for found, wanted in zip(turns(positions, 8, theta, torch.float32), (angles.cos(), angles.sin()), strict=True):

@@ -38,7 +38,7 @@ def turns(
         cos, sin = prepared(first_turns, below, half, theta, dtype, positions.device)
         return cos[positions], sin[positions]
     angles = positions[..., None].to(dtype) * speeds(half, theta, dtype, positions.device)
-    if angles.is_cuda and (below is None or below > FAR):
+    if angles.is_cuda and angles.dtype == torch.float32 and (below is None or below > FAR):
         angles = within_a_turn(angles)
     return angles.cos(), angles.sin()
 

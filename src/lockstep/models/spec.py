@@ -53,7 +53,7 @@ class ModelSpec(Spec):
     hidden: PositiveInt | None = None
     """Width of the MLP; an architecture's own choice by default, and of no use to one without."""
     max_length: PositiveInt = 1024
-    """Learned positions, and the capacity of a cache where none is asked for."""
+    """Learned positions, tables of angles, and the capacity of a cache where none is asked for."""
     dropout: Probability = 0.0
     tie_embeddings: bool = True
 

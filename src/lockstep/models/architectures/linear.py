@@ -55,8 +55,7 @@ class RetNetSpec(ModelSpec):
         return self
 
     def mixer(self, layer: int) -> Retention:
-        lengths = {"chunk": self.chunk, "max_length": self.max_length}
-        return Retention(self.dim, self.heads, rope_theta=self.rope_theta, **lengths)
+        return Retention(self.dim, self.heads, chunk=self.chunk, rope_theta=self.rope_theta, max_length=self.max_length)
 
     def mlp(self, layer: int) -> SwiGlu:
         return SwiGlu(self.dim, self.hidden or -(-self.dim * 4 // 3 // 16) * 16)
