@@ -35,8 +35,8 @@ MONETA: Fields = {**TITANS, "rule": "gradient-descent", "bias": "lp", "retention
 MEMORA: Fields = {**TITANS, "rule": "gradient-descent", "retention": "kl", "simplex": 16}
 each_way = pytest.mark.parametrize("fields", [TITANS, MONETA, MEMORA], ids=["titans", "moneta", "memora"])
 """Those that walk along a row by kernels of their own."""
-ALIKE = 1e-4 if ON_A_GPU else 1e-5
-"""How near a compiled model is to itself: on a GPU inductor has exponentials of its own."""
+ALIKE = {"titans-lmm": 1e-5, "moneta": 1e-5, "memora": 1e-4 if ON_A_GPU else 1e-5}
+"""How near a compiled model is to itself: on an H200 Memora, whose weights are exponentials, was 7.6e-5 away."""
 
 SHAPES, NUMBERS = ("test_schema", "test_autograd_registration", "test_faketensor"), "test_aot_dispatch_dynamic"
 """Parts of torch's examination of operators."""
@@ -151,7 +151,7 @@ class TestModels:
     @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
     # And recommends a lower precision where it finds products of 32 bits.
     @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-    @pytest.mark.parametrize("name", ["titans-lmm", "moneta", "memora"])
+    @pytest.mark.parametrize("name", ALIKE)
     def test_one_graph_learns_alike(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Compiled or not, and as by torch in float64."""
         model = build(name, vocab_size=17, dim=32, depth=1, heads=2, chunk=16).to(DEVICE).train()
@@ -163,7 +163,7 @@ class TestModels:
         monkeypatch.setattr(streaming, "pays", lambda *_: False)
         by_torch = learned(model.double(), model)
         for parameter, wanted in by_torch.items():
-            assert far(compiled[parameter], eager[parameter]) < ALIKE, parameter
+            assert far(compiled[parameter], eager[parameter]) < ALIKE[name], parameter
             assert far(eager[parameter], wanted) < 1e-4, parameter
 
     # torch's compiler does so itself where it traces a derivative that is written out.
