@@ -14,6 +14,7 @@ from lockstep.kernels.arrivals import advance, counters, is_last
 from lockstep.kernels.attention.looking import SLOTS, sharing
 from lockstep.kernels.attention.reads import LOG2_E, LOWEST
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import await_the_one_before, started
 
 NAME = "look"
 TURN = tl.constexpr(2 * math.pi)
@@ -107,6 +108,23 @@ def read_of_parts(
 
 
 @triton.jit
+def seen_of(
+    tile: tl.tensor,
+    last: tl.tensor,
+    bound: tl.tensor,
+    persistent: int,
+    length: int,
+    ROWS: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The slots of a tile, and which of them are seen: up to the `last` of a row, and before the `bound` of all."""
+    slot = tile * SLOTS + tl.arange(0, SLOTS)
+    behind = slot - persistent
+    there = (tl.where(behind < length, behind, behind - length) if ROWS == 2 else behind) <= last
+    return slot, there & (slot < bound)
+
+
+@triton.jit
 def look_kernel(
     qkv: tl.tensor,  # [batch, (GROUP + 2) × kv_heads, WIDTH]: queries, keys, values
     said: tl.tensor,  # [batch, 2 × kv_heads, WIDTH]: keys and values of the first of two rows
@@ -129,6 +147,7 @@ def look_kernel(
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
     SEGMENTED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one part of one head of keys, for all heads of queries that share it; the last joins the parts."""
     row, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
@@ -144,9 +163,17 @@ def look_kernel(
     # In 32 bits, as far as texts go: a remainder in 64 takes longer than what it decides.
     inside = at.to(tl.int32) % length
     place = inside if SEGMENTED else at
-    cosine, sine = turn_of(place, rates, HALF, WIDTH)
     # The last slot that is seen: all have been filled where tokens went round.
     last = inside if SEGMENTED else tl.where(at < length, inside, length)
+    # The first tile is asked for before anything is waited for, and each further one before it is needed.
+    begin, end = part * size, part * size + size
+    bound = tl.minimum(slots, end * SLOTS)
+    slot, there = seen_of(begin, last, bound, persistent, length, ROWS, SLOTS)
+    spots = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
+    first_key = tl.load(keys + spots, mask=there[:, None], other=0.0)
+    first_value = tl.load(values + spots, mask=there[:, None], other=0.0)
+    cosine, sine = turn_of(place, rates, HALF, WIDTH)
+    await_the_one_before(OVERLAPS)
     # What comes new, as the cache will have it: in the last row the token's own, before it what was said to it.
     queries = qkv + sample * (GROUP + 2) * kv_heads * WIDTH
     own = queries + (GROUP * kv_heads + head) * WIDTH
@@ -164,14 +191,9 @@ def look_kernel(
         query = turned(asked, cosine, sine, HALF, WIDTH)[None, :] * SCALE
         # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
         top, total, read = nothing(SLOTS, WIDTH)
-        for tile in range(part * size, part * size + size):
-            slot = tile * SLOTS + tl.arange(0, SLOTS)
-            behind = slot - persistent
-            there = (tl.where(behind < length, behind, behind - length) if ROWS == 2 else behind) <= last
-            there = there & (slot < slots)
-            where = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
-            key = tl.load(keys + where, mask=there[:, None], other=0.0)
-            value = tl.load(values + where, mask=there[:, None], other=0.0)
+        key, value = first_key, first_value
+        for tile in range(begin, end):
+            slot, there = seen_of(tile, last, bound, persistent, length, ROWS, SLOTS)
             key = tl.where((slot == own_slot)[:, None], own_key[None, :], key)
             value = tl.where((slot == own_slot)[:, None], own_value[None, :], value)
             if ROWS == 2:
@@ -179,6 +201,10 @@ def look_kernel(
                 value = tl.where((slot == said_slot)[:, None], said_value[None, :], value)
             score = tl.where(there, tl.sum(query * key.to(tl.float32), axis=1), LOWEST)
             top, total, read = met(top, total, read, score, there.to(tl.float32), value.to(tl.float32))
+            slot, there = seen_of(tile + 1, last, bound, persistent, length, ROWS, SLOTS)
+            spots = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
+            key = tl.load(keys + spots, mask=there[:, None], other=0.0)
+            value = tl.load(values + spots, mask=there[:, None], other=0.0)
         highest, whole, answer = joined(top, total, read)
         if found is None:
             tl.store(reads + which * WIDTH + wide, (answer / whole).to(reads.dtype.element_ty))
@@ -199,10 +225,10 @@ def look_kernel(
     if found is None:
         advance(position + sample, at, samples + sample, kv_heads)
     elif is_last(arrived + row, parts):
-        advance(position + sample, at, samples + sample, kv_heads)
         for asking in range(row * GROUP, row * GROUP + GROUP):
             joint = read_of_parts(found, tops, totals, asking * parts, parts, SLOTS, WIDTH)
             tl.store(reads + asking * WIDTH + wide, joint.to(reads.dtype.element_ty))
+        advance(position + sample, at, samples + sample, kv_heads)
 
 
 @torch.library.custom_op(
@@ -255,6 +281,7 @@ def look_(
         WIDTH=width,
         SEGMENTED=segmented,
         num_warps=4,
+        **started(qkv),
     )
     return reads
 

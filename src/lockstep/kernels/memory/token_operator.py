@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.kernels.arrivals import counters
 from lockstep.kernels.memory.token_step import token_kernel
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import started
 
 NAME = "memory token"
 PROGRAMS = 64
@@ -107,6 +108,7 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
         P=p,
         ACTIVATION=activation,
         num_warps=8,
+        **started(reads),
     )
     return reads
 

@@ -11,6 +11,7 @@ from lockstep.kernels.memory.activations import activate
 from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.memory.token_step import lent, read_from, through_first, through_second
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import await_the_one_before, started
 
 NAME = "recall token"
 
@@ -29,14 +30,16 @@ def token_recall_kernel(
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one row."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(0) % heads
     whole_1 = tl.load(first + row * WIDTH * HIDDEN + turned(HIDDEN, WIDTH, HIDDEN))
     whole_2 = tl.load(second + row * WIDTH * HIDDEN + place(WIDTH, HIDDEN, WIDTH))
     wide = tl.arange(0, WIDTH)[None, :]
-    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
     g, s = lent(gain, head * WIDTH + wide, 1.0), lent(shift, head * WIDTH + wide, 0.0)
+    await_the_one_before(OVERLAPS)
+    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
     answer = through_second(activate(through_first(query, whole_1), ACTIVATION), whole_2)
     tl.store(reads + row * WIDTH + wide, read_from(answer, query, g, s, NORM, RESIDUAL).to(reads.dtype.element_ty))
 
@@ -58,7 +61,7 @@ def recall_token(
     reads = torch.empty_like(queries)
     kind = {"NORM": norm, "RESIDUAL": residual, "ACTIVATION": activation}
     token_recall_kernel[(batch * heads,)](
-        queries, first, second, gain, shift, reads, heads, WIDTH=width, HIDDEN=hidden, **kind, num_warps=8
+        queries, first, second, gain, shift, reads, heads, WIDTH=width, HIDDEN=hidden, **kind, num_warps=8, **started(queries)
     )
     return reads
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.kernels.memory.token_step import copied_if
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import await_the_one_before, started
 
 NAME = "standing"
 BLOCK = 4096
@@ -27,8 +28,10 @@ def token_standing_kernel(
     segment: int,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is a block of one sample's matrices, and mostly done when it has looked where the sample stands."""
+    await_the_one_before(OVERLAPS)
     sample = tl.program_id(0).to(tl.int64)
     inside = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ended = tl.load(position + sample) % segment == 0
@@ -52,7 +55,7 @@ def stand_(standing: Sequence[Tensor], held: Sequence[Tensor], position: Tensor,
         raise ValueError("a standing memory that is written over must be in one piece, each matrix of it")
     size = standing[0][0].numel()
     grid = len(position), triton.cdiv(size, BLOCK)
-    token_standing_kernel[grid](*standing, *held, position, segment, SIZE=size, BLOCK=BLOCK, num_warps=4)
+    token_standing_kernel[grid](*standing, *held, position, segment, SIZE=size, BLOCK=BLOCK, num_warps=4, **started(position))
 
 
 @stand_.register_fake

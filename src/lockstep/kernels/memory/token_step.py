@@ -19,6 +19,7 @@ from lockstep.kernels.arrivals import advance, is_last
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import last_error, normalised, said
 from lockstep.kernels.memory.tiles import place, turned
+from lockstep.kernels.succession import await_the_one_before
 
 
 @triton.jit
@@ -100,6 +101,7 @@ def token_kernel(
     BIAS: tl.constexpr,
     P: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one part of the hidden units of one row; IN_PLACE says that all comes out where it was."""
     index, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
@@ -107,16 +109,11 @@ def token_kernel(
     SIZE: tl.constexpr = WIDTH * HIDDEN
     UNITS: tl.constexpr = HIDDEN // SPLIT
 
-    # Everything is asked for before anything is waited for, and first what is waited for first.
+    # Everything is asked for before anything is waited for, and first what the kernel before this one cannot have left.
     whole_1 = tl.load(point_1 + row * SIZE + turned(HIDDEN, WIDTH, HIDDEN))
     whole_2 = tl.load(point_2 + row * SIZE + place(WIDTH, HIDDEN, WIDTH))
-    wide = tl.arange(0, WIDTH)[None, :]
     at = tl.load(position + sample)
-    key = tl.load(keys + row * WIDTH + wide).to(tl.float32)
-    value = tl.load(values + row * WIDTH + wide).to(tl.float32)
-    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
-    kept, step = tl.load(keep + row), tl.load(rate + row)
-    turn = 0.0 if threshold is None else tl.load(threshold + row)
+    wide = tl.arange(0, WIDTH)[None, :]
     g, s = lent(gain, head * WIDTH + wide, 1.0), lent(shift, head * WIDTH + wide, 0.0)
     own_1 = part * UNITS + turned(HIDDEN, WIDTH, UNITS)
     own_2 = part * UNITS * WIDTH + place(WIDTH, UNITS, WIDTH)
@@ -126,11 +123,17 @@ def token_kernel(
         start_1, start_2 = tl.load(point_1 + at_1), tl.load(point_2 + at_2)
     held_1, held_2 = tl.load(weights_1 + at_1), tl.load(weights_2 + at_2)
     if momentum is not None:
-        coasting = tl.load(momentum + row)
         moved_1, moved_2 = tl.load(velocity_1 + at_1), tl.load(velocity_2 + at_2)
     if anchor_1 is not None:
         first = (index % anchor_rows).to(tl.int64) * SIZE
         rest_1, rest_2 = tl.load(anchor_1 + first + own_1), tl.load(anchor_2 + first + own_2)
+    await_the_one_before(OVERLAPS)
+    key = tl.load(keys + row * WIDTH + wide).to(tl.float32)
+    value = tl.load(values + row * WIDTH + wide).to(tl.float32)
+    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
+    kept, step = tl.load(keep + row), tl.load(rate + row)
+    turn = 0.0 if threshold is None else tl.load(threshold + row)
+    coasting = 0.0 if momentum is None else tl.load(momentum + row)
 
     # The error at the point.
     answer = through_second(activate(through_first(key, whole_1), ACTIVATION), whole_2)
@@ -144,20 +147,18 @@ def token_kernel(
     if momentum is not None:
         change_1 += moved_1 * coasting
         change_2 += moved_2 * coasting
-        tl.store(next_velocity_1 + at_1, change_1)
-        tl.store(next_velocity_2 + at_2, change_2)
     held_1, held_2 = held_1 * kept + change_1, held_2 * kept + change_2
     if anchor_1 is not None:
         held_1 += rest_1.to(tl.float32) * (1.0 - kept)
         held_2 += rest_2.to(tl.float32) * (1.0 - kept)
-    tl.store(next_weights_1 + at_1, held_1)
-    tl.store(next_weights_2 + at_2, held_2)
-    closes = at.to(tl.int32) % CHUNK == CHUNK - 1
-    if not IN_PLACE:
-        tl.store(next_point_1 + at_1, tl.where(closes, held_1, start_1))
-        tl.store(next_point_2 + at_2, tl.where(closes, held_2, start_2))
-
     answer = through_second(activate(through_first(query, held_1), ACTIVATION), held_2)
+
+    # Where programs meet, what was written before takes time to be seen by all: only the weights that a closing chunk's
+    # point is copied from must be.
+    closes = at.to(tl.int32) % CHUNK == CHUNK - 1
+    if closes:
+        tl.store(next_weights_1 + at_1, held_1)
+        tl.store(next_weights_2 + at_2, held_2)
     if SPLIT > 1:
         tl.store(parts + (row * SPLIT + part) * WIDTH + wide, answer)
         finished = is_last(arrived + row, SPLIT)
@@ -165,14 +166,23 @@ def token_kernel(
         tl.debug_barrier()  # all of the weights are written before any of them is copied
         finished = True
     if finished:
+        told = answer
         if SPLIT > 1:
-            said_by_parts = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
-            answer = tl.sum(said_by_parts, axis=0, keep_dims=True)
+            told = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
         # Nobody reads the old point of this row any more, nor the old position for it.
         advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
-        read = read_from(answer, query, g, s, NORM, RESIDUAL)
+        read = read_from(tl.sum(told, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
         tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
         if IN_PLACE:
             where = row * SIZE + tl.arange(0, SIZE)
             copied_if(closes, next_point_1 + where, next_weights_1 + where)
             copied_if(closes, next_point_2 + where, next_weights_2 + where)
+    if not closes:
+        tl.store(next_weights_1 + at_1, held_1)
+        tl.store(next_weights_2 + at_2, held_2)
+    if momentum is not None:
+        tl.store(next_velocity_1 + at_1, change_1)
+        tl.store(next_velocity_2 + at_2, change_2)
+    if not IN_PLACE:
+        tl.store(next_point_1 + at_1, tl.where(closes, held_1, start_1))
+        tl.store(next_point_2 + at_2, tl.where(closes, held_2, start_2))

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import await_the_one_before, started
 
 NAME = "recurrence token"
 BLOCKS = (64, 32, 16)
@@ -34,6 +35,7 @@ def recur_kernel(
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHANNELS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one block of columns of one state; `sharing` heads have keys in common."""
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
@@ -41,6 +43,7 @@ def recur_kernel(
     a_key, a_value = channel < key_dim, column < value_dim
     place = row * key_dim * value_dim + channel[:, None] * value_dim + column[None, :]
     held = tl.load(state + place, mask=a_key[:, None] & a_value[None, :], other=0.0)
+    await_the_one_before(OVERLAPS)
     query = tl.load(queries + row // sharing * key_dim + channel, mask=a_key, other=0.0).to(tl.float32)[:, None]
     key = tl.load(keys + row // sharing * key_dim + channel, mask=a_key, other=0.0).to(tl.float32)[:, None]
     value = tl.load(values + row * value_dim + column, mask=a_value, other=0.0).to(tl.float32)
@@ -97,6 +100,7 @@ def recur_(
         BLOCK=block,
         CHANNELS=log_keep is not None and log_keep.ndim == 3,
         num_warps=4,
+        **started(reads),
     )
     return reads
 

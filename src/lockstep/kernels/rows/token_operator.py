@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lockstep.kernels.memory.activations import activate
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import await_the_one_before, started
 from lockstep.kernels.rows.walking import convolved, extended, offset_of, scale_of, taps_of
 
 NAME = "token rows"
@@ -110,8 +111,10 @@ def token_rows_kernel(
     DECAY: tl.constexpr,
     THRESHOLD: tl.constexpr,
     LARGEST: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one head, or one gate of one, of one sample; no two touch the same of a tail."""
+    await_the_one_before(OVERLAPS)
     sample, head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(0)
     if head < heads:
         column, channels = head * WIDTH, heads * WIDTH
@@ -229,6 +232,7 @@ def token_rows_(*arguments: Any) -> tuple[Tensor, Tensor]:
         given.weight.stride(0),
         **given.constants,
         num_warps=1,
+        **started(rows),
     )
     return rows, gates
 
