@@ -61,7 +61,18 @@ def recall_token(
     reads = torch.empty_like(queries)
     kind = {"NORM": norm, "RESIDUAL": residual, "ACTIVATION": activation}
     token_recall_kernel[(batch * heads,)](
-        queries, first, second, gain, shift, reads, heads, WIDTH=width, HIDDEN=hidden, **kind, num_warps=8, **started(queries)
+        queries,
+        first,
+        second,
+        gain,
+        shift,
+        reads,
+        heads,
+        WIDTH=width,
+        HIDDEN=hidden,
+        **kind,
+        num_warps=8,
+        **started(queries),
     )
     return reads
 

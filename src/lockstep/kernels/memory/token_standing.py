@@ -55,7 +55,9 @@ def stand_(standing: Sequence[Tensor], held: Sequence[Tensor], position: Tensor,
         raise ValueError("a standing memory that is written over must be in one piece, each matrix of it")
     size = standing[0][0].numel()
     grid = len(position), triton.cdiv(size, BLOCK)
-    token_standing_kernel[grid](*standing, *held, position, segment, SIZE=size, BLOCK=BLOCK, num_warps=4, **started(position))
+    token_standing_kernel[grid](
+        *standing, *held, position, segment, SIZE=size, BLOCK=BLOCK, num_warps=4, **started(position)
+    )
 
 
 @stand_.register_fake
