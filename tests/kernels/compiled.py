@@ -26,6 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTen
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lockstep.kernels import succession
 from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
 from lockstep.kernels.recurrences import channel, decayed, delta, flow, selective
@@ -95,11 +96,15 @@ TOKENS = {
         (64, 128, MemorySpec(**WHOLE)),
         (64, 64, MemorySpec(**WHOLE)),
         (1, 256, MemorySpec(rule="gradient-descent", activation="silu", bias="huber")),
+        (1, 128, MemorySpec(**WHOLE, rule="gradient-descent", retention="lq", bias="lp", p=3)),
+        (64, 128, MemorySpec(**WHOLE, rule="gradient-descent", retention="kl")),
     ]
 }
 """Samples, hidden units, and memories that are given one token."""
 TRANSLATED = {"biases"}
 """As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
+OVERLAPPING = {"overlapping": [(TOKENS["token"][:1], [(4, 4, 64, 128)], [(64, 4, True)], [(1, 64, 1024, 16)])]}
+"""Memories, states, rows and caches that are given one token, by kernels that begin before the last has ended."""
 STANDING = {"recall"}
 """Memories that are asked alone."""
 
@@ -130,6 +135,8 @@ def compiled(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> N
         cubin = Path(folder, "cubin")
         cubin.write_bytes(made.asm["cubin"])
         lost = overwritten(cubin)
+    if options.get("launch_pdl"):
+        require_patience(source.name, made.asm["ptx"])
     assert not lost, f"{source.name}: first operands that a loop overwrites: {lost}"
     assert made.metadata.shared <= ROOM, f"{source.name} wants {made.metadata.shared} bytes of shared memory"
 
@@ -147,6 +154,15 @@ def translated(source: ASTSource, target: GPUTarget, options: dict[str, Any]) ->
 def require_32_bits(source: ASTSource, text: str) -> None:
     """Numbers of 64 bits come of constants that 32 do not hold, where nobody asked for them."""
     assert "f64" not in text or source.name in IN_64_BITS, f"{source.name} computes in 64 bits"
+
+
+def require_patience(name: str, text: str) -> None:
+    """Nothing is written, and no other kernel let in, before the one before has ended."""
+    before, waits, behind = text.partition("griddepcontrol.wait")
+    assert waits, f"{name} does not wait"
+    for hasty in ("griddepcontrol.launch_dependents", "st.global", "atom.", "red."):
+        assert hasty not in before, f"{name} has {hasty} before it waits"
+    assert "griddepcontrol.launch_dependents" in behind, f"{name} lets nobody begin early"
 
 
 def is_constant(kernel: Any, name: str, value: Any) -> bool:
@@ -207,7 +223,7 @@ def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
     _, state = token.run(queries, keys, values, gates, state, spec, outer)
     token.run_over(queries, keys, values, gates, state, spec, outer)
     token.recall(queries, state.weights, spec, outer)
-    token.replace(state.weights, state.weights, state.position, 64)
+    token.recall_over(queries, state.weights, state.point, state.position, 64, spec, outer)
 
 
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
@@ -325,6 +341,16 @@ def main() -> None:
         ask(spec) if asked in STANDING else run(spec)
     for batch, hidden, spec in TOKENS.get(asked, ()):
         decode(batch, hidden, spec)
+    for memories, states, brought, caches in OVERLAPPING.get(asked, ()):
+        succession.overlaps = lambda _: True  # type: ignore[assignment] # as if there were such a device
+        for batch, hidden, spec in memories:
+            decode(batch, hidden, spec)
+        for sizes in states:
+            recur_once(*sizes)
+        for width, taps, gates in brought:
+            bring(width, taps, gates)
+        for shape in caches:
+            look(*shape)
     for sizes in RECURRENCES.get(asked, ()):
         recur(*sizes)
     for sizes in STEPS.get(asked, ()):

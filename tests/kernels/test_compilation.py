@@ -43,7 +43,7 @@ LAUNCHED = {
     "exact": LINEAR | {"solve", "through_solution"},
     "biases": MLP | STALE,
     "recall": {"recall", "recall_backward", "recall_matrices"},
-    "token": {"token", "token_recall", "token_standing"},
+    "token": {"token", "token_recall"},
     "decayed": DECAYS | {"chain", "read", "adjoint"},
     "delta": DECAYS | {"solve", "write", "delta_read", "unwrite", "delta_adjoint"},
     "recurrence token": {"recur"},
@@ -55,6 +55,7 @@ LAUNCHED = {
     "token rows": {"token_rows"},
     "window": {"turn", "window", "window_queries", "window_keys"},
     "look": {"look"},
+    "overlapping": {"token", "token_recall", "recur", "token_rows", "look"},
 }
 """What is asked of `compiled`, and the kernels of each: no more and no less."""
 

@@ -29,7 +29,7 @@ pytest.importorskip("triton")
 
 from lockstep.kernels.arrivals import counters
 from lockstep.kernels.memory import token_operator as operator
-from lockstep.kernels.memory.token_standing import stand_
+from lockstep.kernels.memory.token_recall import recall_token_
 
 # Of an activation far out, where the exponential is infinite and its inverse zero, as they should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
@@ -48,6 +48,10 @@ POINTS: dict[str, Fields] = {
     "huber norm": {"bias": "huber", "huber_form": "norm", "norm": True},
     "huber coordinate": {**SQUARE, "bias": "huber", "huber_form": "coordinate", "decay_to": "initial"},
     "huber switch": {**SQUARE, **DESCENT, "bias": "huber", "huber_form": "switch"},
+    "moneta": {**SQUARE, **DESCENT, "bias": "lp", "p": 3, "retention": "lq", "decay_to": "initial"},
+    "memora": {**SQUARE, **DESCENT, "retention": "kl", "decay_to": "initial"},
+    "lq 1.5": {**DESCENT, "retention": "lq", "q": 1.5},
+    "kl, sums of 3": {**DESCENT, "retention": "kl", "simplex": 3.0, "residual": True},
 }
 """Points of the grid: each choice in one of them at least."""
 SMALL = Size(16, 32, 4, batch=3, heads=1)
@@ -228,19 +232,18 @@ def test_programs_that_share_a_row() -> None:
     assert operator.programs(512, 16, 32) == 1
 
 
-@pytest.mark.parametrize("name", ["titans", "norm,relu"])
+@pytest.mark.parametrize("name", ["titans", "norm,relu", "memora"])
 def test_they_are_operators(name: str) -> None:
     """Torch's own examination of both."""
     case = drawn(POINTS[name], SMALL._replace(batch=1), 1)
-    before, behind = token.operands(*case[1:5], case.spec, case.outer)
     for function in (operator.memory_token, operator.memory_token_):
         state = own_tensors(begin(case.memory))
+        before, behind = token.operands(*case[1:5], state, case.spec, case.outer)
         held = [list(pair) for pair in state[:3]]
         torch.library.opcheck(function, (*before, *held, state.position, *behind), test_utils=(*SHAPES, NUMBERS))
 
 
 UNKNOWN: dict[str, tuple[Fields, Size]] = {
-    "retention": ({**DESCENT, "retention": "lq"}, SMALL),
     "clip": ({"clip": 1.0}, SMALL),
     "read": ({"read": "before"}, SMALL),
     "bias": ({"bias": "dot"}, SMALL),
@@ -271,20 +274,26 @@ def test_what_a_standing_memory_says(name: str, dtype: torch.dtype, bound: float
     assert float((found - wanted).norm() / wanted.norm()) < bound
 
 
-@pytest.mark.parametrize("shape", [(3, 2, 16, 32), (4, 1, 40, 128)], ids=str)
-def test_a_standing_memory_is_replaced_where_a_segment_ends(shape: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    first, second = (torch.randn(2, *shape, generator=generator).to(DEVICE) for _ in range(2))
-    standing, held = (first[0], second[0].mT.contiguous()), (first[1], second[1].mT.contiguous())
-    before = [matrix.clone() for matrix in standing]
-    position = torch.tensor([8, 9, 16, 7])[: shape[0]].to(DEVICE)
-    after = token.replace(standing, held, position, 8)
-    for one, old, new in zip(after, before, held, strict=True):
-        assert torch.equal(one[0], new[0])
-        assert torch.equal(one[1], old[1])
-        assert torch.equal(one[2], new[2])
-        assert torch.equal(one[3:], old[3:])
-    torch.library.opcheck(stand_, (list(standing), list(held), position, 8), test_utils=(*SHAPES, NUMBERS))
+@pytest.mark.parametrize("name", ["titans", "memora"])
+def test_a_segment_begins_with_what_is_held(name: str) -> None:
+    """There alone; and what is said is what the one that stands then says, to the last bit."""
+    size = Size(16, 32, 4, batch=4, heads=2)
+    case = drawn(POINTS[name], size, 1)
+    other = harsh(case.spec, size, 1, seed=1).memory.weights
+    held = tuple(matrix.to(DEVICE) for matrix in other)
+    standing = tuple(matrix.clone() for matrix in case.memory.weights)
+    position = torch.tensor([8, 9, 0, 7], device=DEVICE)
+    reads = token.recall_over(case.queries, standing, held, position, 8, case.spec, case.outer)
+    for one, old, new in zip(standing, case.memory.weights, held, strict=True):
+        assert torch.equal(one[[0, 2]], new[[0, 2]])
+        assert torch.equal(one[[1, 3]], old[[1, 3]])
+    assert torch.equal(reads, token.recall(case.queries, standing, case.spec, case.outer))
+    arguments = case.queries[:, :, 0], list(standing), list(held), position, 8
+    behind = *token.lent(case.spec, case.outer), *token.asked(case.spec)
+    torch.library.opcheck(recall_token_, (*arguments, *behind), test_utils=(*SHAPES, NUMBERS))
+    turned = [matrix.mT for matrix in standing]
+    with pytest.raises(ValueError, match="must be in one piece"):
+        recall_token_(arguments[0], turned, *arguments[2:], *behind)
 
 
 def test_when_it_is_chosen() -> None:
@@ -303,12 +312,10 @@ def test_when_it_is_chosen() -> None:
         assert not asked(device="cpu")
         assert not asked(time=2)
         assert not token.takes(case.queries, each_tensor(Tensor.double, case).memory.weights, case.spec)
-        assert not token.replaces(case.memory.weights)
-        assert not token.replaces(())
     assert not asked()
 
 
-@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mal", "yaad"])
+@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mal", "yaad", "moneta", "memora"])
 @torch.inference_mode()
 def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a decoder, which writes over its state, and by `step`, which does not: as by torch.
@@ -325,7 +332,6 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for way, said in logits.items():
         taken = way != "torch"
         monkeypatch.setattr(token, "takes", lambda queries, *_, taken=taken: taken and queries.shape[2] == 1)
-        monkeypatch.setattr(token, "replaces", lambda _, taken=taken: taken)
         decoder, going = Decoder(model, state), state
         for place in range(28, 40):
             if way == "decoder":
@@ -338,6 +344,6 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert len(places) > 2, "one of the model, and of each layer"
         assert all(torch.equal(place, lengths + 12) for place in places)
     assert "memory token" in backend()
-    assert ("recall token" in backend()) == ("standing" in backend()) == (name == "titans-mac")
+    assert ("recall token" in backend()) == (name == "titans-mac")
     for way in ("step", "decoder"):
         torch.testing.assert_close(torch.stack(logits[way]), torch.stack(logits["torch"]), rtol=1e-3, atol=1e-4)

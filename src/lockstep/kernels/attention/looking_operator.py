@@ -217,7 +217,7 @@ def look_kernel(
         where = own_slot.to(tl.int64) * WIDTH + wide
         tl.store(keys + where, own_key)
         tl.store(values + where, own_value)
-    if ROWS == 2:  # noqa: SIM102, because Triton would look at both sides of an `and`
+    if ROWS == 2:
         if said_slot // SLOTS // size == part:
             where = said_slot.to(tl.int64) * WIDTH + wide
             tl.store(keys + where, said_key)

@@ -112,7 +112,7 @@ def read_kernel(
             carry = carry[:, None]
         g = gl.load(gain + place)[None, :] if NORM else 1.0
         s = gl.load(shift + place)[None, :] if NORM else 0.0
-        if ANCHOR:  # noqa: SIM102 - this is known to the compiler, the next is not
+        if ANCHOR:
             if anchor != row % anchor_rows:
                 anchor, anchor_phase = row % anchor_rows, anchor_phase ^ 1
                 fetch_anchors(anchors, anchor, loaded.index(2), anchor_1, anchor_2, anchor_phase, WIDTH)

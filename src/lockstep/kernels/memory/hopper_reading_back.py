@@ -129,7 +129,7 @@ def read_backward_kernel(
             carry_left = gl.convert_layout(carry, gl.SliceLayout(1, left))[:, None]
             carry = carry[:, None]
         g = gl.load(gain + (row % heads) * WIDTH + gl.arange(0, WIDTH, across))[None, :] if NORM else 1.0
-        if ANCHOR:  # noqa: SIM102 - this is known to the compiler, the next is not
+        if ANCHOR:
             if anchor != row % anchor_rows:
                 anchor, anchor_phase = row % anchor_rows, anchor_phase ^ 1
                 fetch_anchors(anchors, anchor, loaded.index(2), anchor_1, anchor_2, anchor_phase, WIDTH)

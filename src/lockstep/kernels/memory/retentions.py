@@ -1,7 +1,7 @@
 """How what is held becomes weights, and the adjoint of that, as `lockstep.memory.retentions` has them.
 
-Tiles hold a matrix [WIDTH, HIDDEN] or its rows' errors; AXIS is the one that a matrix's outputs lie along. What is held
-under kl is known up to a shift of each row, and here is what has none.
+Tiles hold a matrix, either way round, or its rows' errors; AXIS is the one that a matrix's outputs lie along. What is
+held under kl is known up to a shift of each row: adjoints are of what has none, and a single token takes any.
 """
 
 from __future__ import annotations
@@ -17,19 +17,47 @@ LEAST, MOST = tl.constexpr(1e-6), tl.constexpr(2.0**64)
 
 
 @triton.jit
+def measure_of(
+    held: tl.tensor, RETENTION: tl.constexpr, Q: tl.constexpr, SIMPLEX: tl.constexpr, AXIS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """What entries must know of a whole matrix to become weights: the largest, and a scale.
+
+    Under kl each row has its own.
+    """
+    if RETENTION == "kl":
+        most = tl.max(held, axis=AXIS, keep_dims=True)
+        scale = SIMPLEX / tl.sum(tl.exp(held - most), axis=AXIS, keep_dims=True)
+    elif RETENTION == "lq":
+        most = tl.maximum(tl.max(tl.abs(held)), LEAST)
+        norm = most * raised(tl.maximum(tl.sum(raised(tl.abs(held) / most, Q)), TINY), 1.0 / Q)
+        # Bounded after its power, not before a division, which may be off by a bit: `through_weights` asks what is
+        # bounded.
+        scale = tl.minimum(tl.maximum(raised(norm, 2.0 - Q), 1.0 / MOST), 1.0 / LEAST)
+    else:
+        most, scale = tl.full([], 1.0, tl.float32), tl.full([], 1.0, tl.float32)
+    return most, scale
+
+
+@triton.jit
+def measured(held: tl.tensor, most: tl.tensor, scale: tl.tensor, RETENTION: tl.constexpr) -> tl.tensor:
+    """The weights at a chunk's start, also of a part of the matrix that was measured."""
+    if RETENTION == "kl":
+        return tl.exp(held - most) * scale
+    if RETENTION == "lq":
+        return held * scale
+    return held
+
+
+@triton.jit
 def weights_and_scale(
     held: tl.tensor, RETENTION: tl.constexpr, Q: tl.constexpr, SIMPLEX: tl.constexpr, AXIS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """The weights at a chunk's start, and how far they follow what is held inside of it."""
+    most, scale = measure_of(held, RETENTION, Q, SIMPLEX, AXIS)
+    weights = measured(held, most, scale, RETENTION)
     if RETENTION == "kl":
-        powers = tl.exp(held - tl.max(held, axis=AXIS, keep_dims=True))
-        weights = powers * (SIMPLEX / tl.sum(powers, axis=AXIS, keep_dims=True))
-        return weights, tl.full([], SIMPLEX / held.shape[AXIS], tl.float32)
-    most = tl.maximum(tl.max(tl.abs(held)), LEAST)
-    norm = most * raised(tl.maximum(tl.sum(raised(tl.abs(held) / most, Q)), TINY), 1.0 / Q)
-    # Bounded after its power, not before a division, which may be off by a bit: `through_weights` asks what is bounded.
-    scale = tl.minimum(tl.maximum(raised(norm, 2.0 - Q), 1.0 / MOST), 1.0 / LEAST)
-    return held * scale, scale
+        scale = tl.full([], SIMPLEX / held.shape[AXIS], tl.float32)
+    return weights, scale
 
 
 @triton.jit
@@ -38,6 +66,25 @@ def along_weights(errors: tl.tensor, RETENTION: tl.constexpr, AXIS: tl.constexpr
     if RETENTION == "kl":
         return errors - mean(errors, AXIS)
     return errors
+
+
+@triton.jit
+def inside(
+    held: tl.tensor,
+    start: tl.tensor,
+    weights: tl.tensor,
+    common: tl.tensor,
+    scale: tl.tensor,
+    RETENTION: tl.constexpr,
+    SHARE: tl.constexpr,
+) -> tl.tensor:
+    """The weights inside a chunk at whose start `start` was held, which was measured and made `weights`.
+
+    Under kl they follow by a SHARE what has changed, but for what is `common` to all of a row.
+    """
+    if RETENTION == "kl":
+        return weights + (held - start - common) * SHARE
+    return measured(held, scale, scale, RETENTION)
 
 
 @triton.jit

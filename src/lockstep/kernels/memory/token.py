@@ -72,6 +72,10 @@ class Spec(Protocol):
     @property
     def retention(self) -> str: ...
     @property
+    def q(self) -> float: ...
+    @property
+    def simplex(self) -> float: ...
+    @property
     def decay_to(self) -> str: ...
     @property
     def clip(self) -> float | None: ...
@@ -103,7 +107,7 @@ def takes(queries: Tensor, weights: Matrices, spec: Spec) -> bool:
 
 def knows(weights: Matrices, spec: Spec) -> bool:
     """Whether there are kernels for such a memory."""
-    if spec.layers != 2 or spec.retention != "l2" or spec.clip is not None or spec.read != "after":
+    if spec.layers != 2 or spec.clip is not None or spec.read != "after":
         return False
     (width, hidden), out = weights[0].shape[-2:], weights[1].shape[-1]
     fits = width in WIDTHS and hidden in HIDDEN and out == width and width * hidden <= LARGEST
@@ -118,7 +122,7 @@ def run(
     from lockstep.kernels.memory.token_operator import memory_token
 
     held = [[matrix.contiguous() for matrix in pair] for pair in (state.point, state.weights, state.velocity)]
-    token, setting = operands(queries, keys, values, gates, spec, outer)
+    token, setting = operands(queries, keys, values, gates, state, spec, outer)
     reads, point, weights, velocity, position = memory_token(*token, *held, state.position.contiguous(), *setting)
     after = state._replace(point=tuple(point), weights=tuple(weights), velocity=tuple(velocity), position=position)
     return reads[:, :, None], after
@@ -133,7 +137,7 @@ def run_over(
     # A compiler knows nothing of addresses; whoever gave the state up has seen to it.
     if not torch.compiler.is_compiling() and not separate(state):
         raise ValueError("a state that is written over must be in tensors of their own, each in one piece")
-    token, setting = operands(queries, keys, values, gates, spec, outer)
+    token, setting = operands(queries, keys, values, gates, state, spec, outer)
     held = [list(pair) for pair in (state.point, state.weights, state.velocity)]
     reads = memory_token_(*token, *held, state.position, *setting)
     return reads[:, :, None], state
@@ -143,25 +147,24 @@ def recall(queries: Tensor, weights: Matrices, spec: Spec, outer: Outer) -> Tens
     """As `recollect` for one token: reads [batch, heads, 1, width]; nothing is written."""
     from lockstep.kernels.memory.token_recall import recall_token
 
-    held = (matrix.contiguous() for matrix in weights)
-    kind = spec.norm, spec.residual, spec.activation
-    reads: Tensor = recall_token(queries[:, :, 0].contiguous(), *held, *lent(spec, outer), *kind)
+    held = [matrix.contiguous() for matrix in weights]
+    reads: Tensor = recall_token(queries[:, :, 0].contiguous(), held, *lent(spec, outer), *asked(spec))
     return reads[:, :, None]
 
 
-def replaces(standing: Matrices) -> bool:
-    """Whether a kernel should replace the memory that stands for a segment, if a token has ended it."""
-    if len(standing) != 2 or standing[0].numel() != standing[1].numel():
-        return False
-    return ours_may_decode(standing[0], 1)
+def recall_over(
+    queries: Tensor, standing: Matrices, held: Matrices, position: Tensor, segment: int, spec: Spec, outer: Outer
+) -> Tensor:
+    """The same of a memory that stands for a segment: with a segment's first token, `held` is written over it.
 
+    Samples have seen `position` [batch] tokens before this one.
+    """
+    from lockstep.kernels.memory.token_recall import recall_token_
 
-def replace(standing: Matrices, held: Matrices, position: Tensor, segment: int) -> Matrices:
-    """It, written over by what is held now in samples whose `position` [batch] is at the end of a segment."""
-    from lockstep.kernels.memory.token_standing import stand_
-
-    stand_(list(standing), [matrix.contiguous() for matrix in held], position, segment)
-    return standing
+    latest = [matrix.contiguous() for matrix in held]
+    behind = *lent(spec, outer), *asked(spec)
+    reads: Tensor = recall_token_(queries[:, :, 0].contiguous(), list(standing), latest, position, segment, *behind)
+    return reads[:, :, None]
 
 
 def separate(state: State) -> bool:
@@ -171,14 +174,21 @@ def separate(state: State) -> bool:
 
 
 def operands(
-    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, spec: Spec, outer: Outer
+    queries: Tensor, keys: Tensor, values: Tensor, gates: Gates, state: State, spec: Spec, outer: Outer
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What operators are given before the state and behind it."""
     tokens = (x[:, :, 0].contiguous() for x in (queries, keys, values))
     scalars = (present(gate, lambda x: x[:, :, 0].float().contiguous()) for gate in each(gates))
     loss = spec.huber_form if spec.bias == "huber" else spec.bias
-    setting = spec.chunk, spec.residual, spec.norm, loss, float(spec.p), spec.activation
-    return (*tokens, *scalars, *lent(spec, outer), anchors(spec, outer)), setting
+    setting = spec.chunk, loss, float(spec.p), *asked(spec)
+    # In a kernel of its own: of the kernel for a token, each program writes over what the others would have to know.
+    stood = state.weights[0].mean(dim=-1) if spec.retention == "kl" else None
+    return (*tokens, *scalars, *lent(spec, outer), stood, anchors(spec, outer)), setting
+
+
+def asked(spec: Spec) -> tuple[Any, ...]:
+    """What a memory says to a query depends on this alone, but for its weights."""
+    return spec.residual, spec.norm, spec.activation, spec.retention, float(spec.q), float(spec.simplex)
 
 
 def lent(spec: Spec, outer: Outer) -> tuple[Tensor | None, ...]:

@@ -23,9 +23,13 @@ LARGEST = 4096
 
 TOKEN = (
     "Tensor queries, Tensor keys, Tensor values, Tensor keep, Tensor rate, Tensor? momentum, Tensor? threshold,"
-    " Tensor? gain, Tensor? shift, Tensor[] anchors"
+    " Tensor? gain, Tensor? shift, Tensor? stood, Tensor[] anchors"
 )
-SETTING = "int chunk, bool residual, bool norm, str bias, float p, str activation"
+SETTING = (
+    "int chunk, str bias, float p, bool residual, bool norm, str activation, str retention, float q, float simplex"
+)
+ASKED = ("RESIDUAL", "NORM", "ACTIVATION", "RETENTION", "Q", "SIMPLEX")
+"""What kernels call the end of it."""
 Pair = Sequence[Tensor]
 """A first and a second matrix of each row, or nothing."""
 
@@ -42,6 +46,7 @@ class Token(NamedTuple):
     threshold: Tensor | None
     gain: Tensor | None  # [heads, width]
     shift: Tensor | None
+    stood: Tensor | None  # [batch, heads, width]: under kl what units of the first matrix hold, on average
     anchors: Pair  # [heads or batch × heads, in, out] each; none is zero
 
 
@@ -79,7 +84,7 @@ def programs(rows: int, width: int, hidden: int) -> int:
 
 def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> Tensor:
     """Reads like the queries; the state after the token goes into `after`, which may be the state itself."""
-    chunk, residual, norm, bias, p, activation = setting
+    chunk, bias, p, *asked = setting
     batch, heads, width = token.queries.shape
     rows, hidden = batch * heads, state.point[0].shape[-1]
     split = programs(rows, width, hidden)
@@ -102,11 +107,9 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
         CHUNK=chunk,
         SPLIT=split,
         IN_PLACE=over,
-        NORM=norm,
-        RESIDUAL=residual,
         BIAS=bias,
         P=p,
-        ACTIVATION=activation,
+        **dict(zip(ASKED, asked, strict=True)),
         num_warps=8,
         **started(reads),
     )

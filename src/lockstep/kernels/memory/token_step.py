@@ -17,7 +17,8 @@ import triton.language as tl
 
 from lockstep.kernels.arrivals import advance, is_last
 from lockstep.kernels.memory.activations import activate, activated_and_slope
-from lockstep.kernels.memory.heads import last_error, normalised, said
+from lockstep.kernels.memory.heads import last_error, mean, normalised, said
+from lockstep.kernels.memory.retentions import inside, measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.succession import await_the_one_before
 
@@ -70,6 +71,7 @@ def token_kernel(
     threshold: tl.tensor,
     gain: tl.tensor,  # [heads, WIDTH]
     shift: tl.tensor,
+    stood: tl.tensor,  # [rows, WIDTH]: under kl what units of the first matrix hold, on average
     anchor_1: tl.tensor,  # [anchor_rows, WIDTH, HIDDEN]
     anchor_2: tl.tensor,  # [anchor_rows, HIDDEN, WIDTH]
     point_1: tl.tensor,  # [rows, WIDTH, HIDDEN]
@@ -96,11 +98,14 @@ def token_kernel(
     CHUNK: tl.constexpr,
     SPLIT: tl.constexpr,
     IN_PLACE: tl.constexpr,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     BIAS: tl.constexpr,
     P: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    NORM: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    RETENTION: tl.constexpr,
+    Q: tl.constexpr,
+    SIMPLEX: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one part of the hidden units of one row; IN_PLACE says that all comes out where it was."""
@@ -127,6 +132,11 @@ def token_kernel(
     if anchor_1 is not None:
         first = (index % anchor_rows).to(tl.int64) * SIZE
         rest_1, rest_2 = tl.load(anchor_1 + first + own_1), tl.load(anchor_2 + first + own_2)
+    common, led = 0.0, tl.zeros([1, WIDTH], tl.float32)
+    if RETENTION == "kl":
+        common = -mean(whole_1, 0)
+        if anchor_1 is not None:
+            led = mean(tl.load(anchor_1 + first + turned(HIDDEN, WIDTH, HIDDEN)).to(tl.float32), 0)
     await_the_one_before(OVERLAPS)
     key = tl.load(keys + row * WIDTH + wide).to(tl.float32)
     value = tl.load(values + row * WIDTH + wide).to(tl.float32)
@@ -136,13 +146,24 @@ def token_kernel(
     coasting = 0.0 if momentum is None else tl.load(momentum + row)
 
     # The error at the point.
-    answer = through_second(activate(through_first(key, whole_1), ACTIVATION), whole_2)
+    most_1, scale_1 = measure_of(whole_1, RETENTION, Q, SIMPLEX, 0)
+    most_2, scale_2 = measure_of(whole_2, RETENTION, Q, SIMPLEX, 1)
+    second = measured(whole_2, most_2, scale_2, RETENTION)
+    units = through_first(key, measured(whole_1, most_1, scale_1, RETENTION))
+    answer = through_second(activate(units, ACTIVATION), second)
     normal, scale = normalised(answer, NORM, 1)
     error = last_error(normal, scale, key, value, g, s, turn, NORM, RESIDUAL, BIAS, P, 1)
 
     # The step, and what the first matrix says after it.
-    x, slope = activated_and_slope(through_first(key, start_1), ACTIVATION)
-    back = tl.sum(start_2 * error, axis=1, keep_dims=True) * slope
+    if RETENTION == "kl":
+        _, slopes = activated_and_slope(units, ACTIVATION)
+        backs = tl.sum(second * error, axis=1, keep_dims=True) * slopes
+        before = tl.load(stood + row * WIDTH + wide)
+        common += before * kept + led * (1.0 - kept) - mean(backs, 0) * step * key
+        most_2, scale_2 = measure_of(start_2, RETENTION, Q, SIMPLEX, 1)
+    begun_1, begun_2 = measured(start_1, most_1, scale_1, RETENTION), measured(start_2, most_2, scale_2, RETENTION)
+    x, slope = activated_and_slope(through_first(key, begun_1), ACTIVATION)
+    back = tl.sum(begun_2 * error, axis=1, keep_dims=True) * slope
     change_1, change_2 = (back * -step) * key, x * (error * -step)
     if momentum is not None:
         change_1 += moved_1 * coasting
@@ -151,7 +172,9 @@ def token_kernel(
     if anchor_1 is not None:
         held_1 += rest_1.to(tl.float32) * (1.0 - kept)
         held_2 += rest_2.to(tl.float32) * (1.0 - kept)
-    answer = through_second(activate(through_first(query, held_1), ACTIVATION), held_2)
+    now_1 = inside(held_1, start_1, begun_1, common, scale_1, RETENTION, SIMPLEX / HIDDEN)
+    now_2 = inside(held_2, start_2, begun_2, mean(held_2 - start_2, 1), scale_2, RETENTION, SIMPLEX / WIDTH)
+    answer = through_second(activate(through_first(query, now_1), ACTIVATION), now_2)
 
     # Where programs meet, what was written before takes time to be seen by all: only the weights that a closing chunk's
     # point is copied from must be.

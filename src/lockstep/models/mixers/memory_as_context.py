@@ -37,7 +37,7 @@ class ContextState(NamedTuple):
     values: Tensor
     position: Tensor  # [batch], tokens seen
     tail: Tail  # of the convolution of the queries to the standing memory
-    standing: Weights  # the memory at the end of the segment before
+    standing: Weights  # what the memory held when the segment began; its first token finds out
     memory: NeuralState | tuple[()]
 
 
@@ -148,14 +148,33 @@ class MemoryAsContext(Mixer):
         self, x: Tensor, rows: Rows, phase: int | None, pinned: Prefix, state: ContextState
     ) -> tuple[Tensor, Tensor | None, ContextState]:
         """Read, attend, write, for tokens of one segment: what both sides of the gate are given."""
-        attended, state = self.attend(rows, phase, pinned, state)
+        attended, state = self.attend(rows, phase, pinned, self.begun(rows, phase, state))
         attended = x + attended
-        standing, memory, reads = state.standing, state.memory, None
+        memory, reads = state.memory, None
         if self.memory is not None and isinstance(memory, NeuralState):
             reads, memory = self.memory.step(never_kept(self.written, attended), memory, phase)
-            standing = self.stands(standing, memory, rows.inside, phase)
         # Not by _replace: what torch 2.11 compiles would hand out a tuple without elements.
-        return attended, reads, ContextState(*state[:3], state.tail, standing, memory)
+        return attended, reads, ContextState(*state[:5], memory)
+
+    def begun(self, rows: Rows, phase: int | None, state: ContextState) -> ContextState:
+        """With what is held as what stands, where a segment begins with these tokens."""
+        if not isinstance(state.memory, NeuralState) or phase not in (None, 0) or self.begins_by_kernel(rows, state):
+            return state
+        standing, held = state.standing, state.memory.memory.weights
+        if phase == 0:
+            return ContextState(*state[:4], held, state.memory)
+        begins = (rows.inside[:, 0] == 0)[:, None, None, None]
+        after = tuple(torch.where(begins, new, old) for new, old in zip(held, standing, strict=True))
+        if is_given_up():
+            after = tuple(old.copy_(new) for old, new in zip(standing, after, strict=True))
+        return ContextState(*state[:4], after, state.memory)
+
+    def begins_by_kernel(self, rows: Rows, state: ContextState) -> bool:
+        """Whether the kernel that asks what stands sees to that as well."""
+        if rows.asking is None or self.memory is None:
+            return False
+        one = is_given_up() and self.attention.looks(rows.qkv)
+        return one and token.takes(rows.asking, state.standing, self.memory.spec)
 
     def written(self, attended: Tensor) -> Tensor:
         """What the memory is given."""
@@ -174,8 +193,7 @@ class MemoryAsContext(Mixer):
         """Attention inside the segment [batch, time, dim], and the state after these tokens, but for the memory."""
         cache, rest = KeyValueCache(*state[:3]), state[3:]
         if self.attention.looks(rows.qkv):
-            said = None if rows.asking is None else self.said(rows.asking, state.standing)
-            attended, cache = self.attention.look(rows.qkv, cache, said, segmented=True)
+            attended, cache = self.attention.look(rows.qkv, cache, self.said_to_one(rows, state), segmented=True)
             return attended, ContextState(*cache, *rest)
         attended, keys, values = self.attended(rows, phase, pinned, state)
         return attended, ContextState(keys, values, state.position + rows.inside.shape[1], *rest)
@@ -213,9 +231,23 @@ class MemoryAsContext(Mixer):
     def said(self, asking: Tensor, standing: Weights) -> Tensor:
         """Keys and values of what the standing memory says, side by side: [batch, time, 2 × dim], not turned."""
         assert self.memory is not None
+        return self.projected(self.memory.recall(asking, standing))
+
+    def said_to_one(self, rows: Rows, state: ContextState) -> Tensor | None:
+        """The same to a single token, with which a segment may begin."""
+        if rows.asking is None:
+            return None
+        if not self.begins_by_kernel(rows, state):
+            return self.said(rows.asking, state.standing)
+        assert self.memory is not None
+        assert isinstance(state.memory, NeuralState)
+        held = state.memory.memory.weights
+        return self.projected(self.memory.recall_over(rows.asking, state.standing, held, state.position, self.segment))
+
+    def projected(self, reads: Tensor) -> Tensor:
+        """Keys and values of reads [batch, time, heads, head_dim]."""
         assert self.read_norm is not None
-        reads = as_operand(normed(self.read_norm, self.memory.recall(asking, standing).flatten(2)))
-        return F.linear(reads, self.attention.qkv.weight[self.dim :])
+        return F.linear(as_operand(normed(self.read_norm, reads.flatten(2))), self.attention.qkv.weight[self.dim :])
 
     def context(self, rows: Rows, standing: Weights, pinned: Prefix) -> Heads:
         """Keys and values of what the standing memory says to the tokens, of the tokens, of those that are pinned."""
@@ -232,17 +264,6 @@ class MemoryAsContext(Mixer):
         slots = torch.cat([inside + (self.persistent + part * self.segment) for part in range(self.contexts)], dim=1)
         count = slots.shape[1]
         return put(state.keys, slots, heads.keys[:, :, :count]), put(state.values, slots, heads.values[:, :, :count])
-
-    def stands(self, standing: Weights, memory: NeuralState, inside: Tensor, phase: int | None) -> Weights:
-        """The memory that the next token reads: a new one where its segment has ended."""
-        held = memory.memory.weights
-        if phase is not None:
-            return held if phase + inside.shape[1] == self.segment else standing
-        if is_given_up() and token.replaces(standing):
-            return token.replace(standing, held, memory.memory.position, self.segment)
-        ended = (inside[:, -1] + 1 == self.segment)[:, None, None, None]
-        after = tuple(torch.where(ended, new, old) for new, old in zip(held, standing, strict=True))
-        return tuple(old.copy_(new) for old, new in zip(standing, after, strict=True)) if is_given_up() else after
 
     def initial_state(self, batch: int, capacity: int | None = None) -> ContextState:
         return self.opened(batch, self.contexts * self.segment)

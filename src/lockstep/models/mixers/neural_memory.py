@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.kernels.memory.token import recall_over
 from lockstep.kernels.rows import choice, token
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.memory.cost import Flops, memory_flops, token_flops
@@ -96,9 +97,7 @@ class NeuralMemory(nn.Module):
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
             self.observer(Observation(queries, keys, values, gates, reads, state.memory, memory))
-        if self.ablation == "off":
-            reads = torch.zeros_like(reads)
-        return reads.transpose(1, 2), NeuralState(tail, memory)
+        return self.heard(reads), NeuralState(tail, memory)
 
     def brought(self, x: Tensor, state: NeuralState) -> tuple[Tensor, Tensor, Tensor, Gates, Tail]:
         """Queries, keys and values [batch, heads, time, head_dim], gates, and the tail after these tokens."""
@@ -173,7 +172,17 @@ class NeuralMemory(nn.Module):
 
     def recall(self, queries: Tensor, held: Weights) -> Tensor:
         """What a memory that stands still says to queries, [batch, time, heads, head_dim]."""
-        reads = recollect(queries, held, self.spec, self.outer)
+        return self.heard(recollect(queries, held, self.spec, self.outer))
+
+    def recall_over(self, queries: Tensor, standing: Weights, held: Weights, position: Tensor, segment: int) -> Tensor:
+        """The same for one token each, by our kernel; what is held is written over what stands where a segment begins.
+
+        Samples have seen `position` [batch] tokens before this one.
+        """
+        return self.heard(recall_over(queries, standing, held, position, segment, self.spec, self.outer))
+
+    def heard(self, reads: Tensor) -> Tensor:
+        """Reads [batch, heads, time, head_dim] as mixers take them, [batch, time, heads, head_dim]; or silence."""
         if self.ablation == "off":
             reads = torch.zeros_like(reads)
         return reads.transpose(1, 2)
