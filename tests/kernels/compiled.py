@@ -223,7 +223,8 @@ def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
     _, state = token.run(queries, keys, values, gates, state, spec, outer)
     token.run_over(queries, keys, values, gates, state, spec, outer)
     token.recall(queries, state.weights, spec, outer)
-    token.recall_over(queries, state.weights, state.point, state.position, 64, spec, outer)
+    asking = queries[:, :, 0], torch.randn(4, HEADS * WIDTH), torch.randn(batch, 3, HEADS * WIDTH).bfloat16(), 1e-6
+    token.recall_over(asking, state.weights, state.point, (state.position, 64), spec, outer)
 
 
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:

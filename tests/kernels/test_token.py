@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.kernels.attention import looking
 from lockstep.kernels.memory import token
 from lockstep.kernels.record import backend
+from lockstep.kernels.rows import token as rows
 from lockstep.laws.subject import randomise
 from lockstep.memory import MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.models.decoding import Decoder
@@ -276,24 +278,35 @@ def test_what_a_standing_memory_says(name: str, dtype: torch.dtype, bound: float
 
 @pytest.mark.parametrize("name", ["titans", "memora"])
 def test_a_segment_begins_with_what_is_held(name: str) -> None:
-    """There alone; and what is said is what the one that stands then says, to the last bit."""
+    """There alone. Queries are what the kernel of rows makes of their projections, and so is the tail."""
     size = Size(16, 32, 4, batch=4, heads=2)
     case = drawn(POINTS[name], size, 1)
-    other = harsh(case.spec, size, 1, seed=1).memory.weights
-    held = tuple(matrix.to(DEVICE) for matrix in other)
+    generator = torch.Generator().manual_seed(0)
+    weight, tail = torch.randn(4, 3 * 32, generator=generator), torch.randn(4, 3, 32, generator=generator)
+    weight, tail, projected = weight.to(DEVICE)[:, :32], tail.to(DEVICE), case.keys[:, :, 0]
+    held = tuple(matrix.to(DEVICE) for matrix in harsh(case.spec, size, 1, seed=1).memory.weights)
     standing = tuple(matrix.clone() for matrix in case.memory.weights)
-    position = torch.tensor([8, 9, 0, 7], device=DEVICE)
-    reads = token.recall_over(case.queries, standing, held, position, 8, case.spec, case.outer)
+    position, after = torch.tensor([8, 9, 0, 7], device=DEVICE), tail.clone()
+    reads = token.recall_over((projected, weight, tail, 1e-6), standing, held, (position, 8), case.spec, case.outer)
     for one, old, new in zip(standing, case.memory.weights, held, strict=True):
         assert torch.equal(one[[0, 2]], new[[0, 2]])
         assert torch.equal(one[[1, 3]], old[[1, 3]])
-    assert torch.equal(reads, token.recall(case.queries, standing, case.spec, case.outer))
-    arguments = case.queries[:, :, 0], list(standing), list(held), position, 8
-    behind = *token.lent(case.spec, case.outer), *token.asked(case.spec)
-    torch.library.opcheck(recall_token_, (*arguments, *behind), test_utils=(*SHAPES, NUMBERS))
-    turned = [matrix.mT for matrix in standing]
+    (queries,), _ = rows.run(projected.reshape(4, 1, 32), weight, after, None, [2], [1.0], 1e-6)
+    assert torch.equal(tail, after)
+    torch.testing.assert_close(reads, token.recall(queries, standing, case.spec, case.outer), rtol=1e-4, atol=1e-5)
+
+
+def test_asking_over_what_stands_is_an_operator() -> None:
+    """Torch's own examination; what is written over must be in one piece."""
+    case = drawn(POINTS["titans"], SMALL, 1)
+    tail, weight = torch.randn(3, 3, 16, device=DEVICE), torch.randn(4, 16, device=DEVICE)
+    standing, held = ([matrix.clone() for matrix in case.memory.weights] for _ in range(2))
+    position = torch.tensor([8, 9, 0], device=DEVICE)
+    behind = position, 8, *token.lent(case.spec, case.outer), *token.asked(case.spec)
+    asking = case.queries[:, :, 0], weight, tail, 1e-6
+    torch.library.opcheck(recall_token_, (*asking, standing, held, *behind), test_utils=(*SHAPES, NUMBERS))
     with pytest.raises(ValueError, match="must be in one piece"):
-        recall_token_(arguments[0], turned, *arguments[2:], *behind)
+        recall_token_(*asking, [matrix.mT for matrix in standing], held, *behind)
 
 
 def test_when_it_is_chosen() -> None:
@@ -315,6 +328,11 @@ def test_when_it_is_chosen() -> None:
     assert not asked()
 
 
+def kernels_of(backend: str) -> list[str]:
+    """Of what `record` tells: "triton (one, another)"."""
+    return backend.partition("(")[2].rstrip(")").split(", ")
+
+
 @pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mal", "yaad", "moneta", "memora"])
 @torch.inference_mode()
 def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +350,8 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for way, said in logits.items():
         taken = way != "torch"
         monkeypatch.setattr(token, "takes", lambda queries, *_, taken=taken: taken and queries.shape[2] == 1)
+        for others in (rows, looking):  # of which the former runs where a state is given up
+            monkeypatch.setattr(others, "takes", lambda x, *_, taken=taken: taken and x.shape[1] == 1)
         decoder, going = Decoder(model, state), state
         for place in range(28, 40):
             if way == "decoder":
@@ -343,7 +363,7 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         places = [x.cpu() for _, x in named_tensors(after) if x.dtype is torch.int64]
         assert len(places) > 2, "one of the model, and of each layer"
         assert all(torch.equal(place, lengths + 12) for place in places)
-    assert "memory token" in backend()
-    assert ("recall token" in backend()) == (name == "titans-mac")
+    used = {"memory token", "token rows"} | ({"look"} if "titans-ma" in name else set())
+    assert used | ({"recall token"} if name == "titans-mac" else set()) == set(kernels_of(backend()))
     for way in ("step", "decoder"):
         torch.testing.assert_close(torch.stack(logits[way]), torch.stack(logits["torch"]), rtol=1e-3, atol=1e-4)

@@ -69,25 +69,6 @@ def along_weights(errors: tl.tensor, RETENTION: tl.constexpr, AXIS: tl.constexpr
 
 
 @triton.jit
-def inside(
-    held: tl.tensor,
-    start: tl.tensor,
-    weights: tl.tensor,
-    common: tl.tensor,
-    scale: tl.tensor,
-    RETENTION: tl.constexpr,
-    SHARE: tl.constexpr,
-) -> tl.tensor:
-    """The weights inside a chunk at whose start `start` was held, which was measured and made `weights`.
-
-    Under kl they follow by a SHARE what has changed, but for what is `common` to all of a row.
-    """
-    if RETENTION == "kl":
-        return weights + (held - start - common) * SHARE
-    return measured(held, scale, scale, RETENTION)
-
-
-@triton.jit
 def through_weights(
     weights_bar: tl.tensor,
     follows_bar: tl.tensor,

@@ -153,17 +153,23 @@ def recall(queries: Tensor, weights: Matrices, spec: Spec, outer: Outer) -> Tens
 
 
 def recall_over(
-    queries: Tensor, standing: Matrices, held: Matrices, position: Tensor, segment: int, spec: Spec, outer: Outer
+    asking: tuple[Tensor, Tensor, Tensor, float],
+    standing: Matrices,
+    held: Matrices,
+    when: tuple[Tensor, int],
+    spec: Spec,
+    outer: Outer,
 ) -> Tensor:
     """The same of a memory that stands for a segment: with a segment's first token, `held` is written over it.
 
-    Samples have seen `position` [batch] tokens before this one.
+    `asking` is the projected query [batch, heads, width] of one token, the weight [taps, heads × width] of a
+    convolution, the tail [batch, taps - 1, heads × width] of what came before, which is written over, and what a length
+    is at least. `when` are the tokens [batch] that have been seen, and those of a segment.
     """
     from lockstep.kernels.memory.token_recall import recall_token_
 
     latest = [matrix.contiguous() for matrix in held]
-    behind = *lent(spec, outer), *asked(spec)
-    reads: Tensor = recall_token_(queries[:, :, 0].contiguous(), list(standing), latest, position, segment, *behind)
+    reads: Tensor = recall_token_(*asking, list(standing), latest, *when, *lent(spec, outer), *asked(spec))
     return reads[:, :, None]
 
 

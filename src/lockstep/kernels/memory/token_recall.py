@@ -1,13 +1,13 @@
 """What a standing memory of two matrices says to one query of each row, as decoding asks for it.
 
 Where it stands for a segment, it is what was held when the segment began: its first token finds that in the memory
-itself, and leaves it to the others.
+itself, and leaves it to the others. There the query is made here as well: one kernel less to wait for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,6 +20,7 @@ from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.memory.token_operator import ASKED
 from lockstep.kernels.memory.token_step import lent, read_from, through_first, through_second
 from lockstep.kernels.record import record
+from lockstep.kernels.rows.token_operator import row_after
 from lockstep.kernels.succession import await_the_one_before, started
 
 NAME = "recall token"
@@ -29,7 +30,9 @@ KIND = "bool residual, bool norm, str activation, str retention, float q, float 
 
 @triton.jit
 def token_recall_kernel(
-    queries: tl.tensor,  # [rows, WIDTH]
+    queries: tl.tensor,  # [rows, WIDTH]; with a tail, what is projected of them
+    weight: tl.tensor,  # [TAPS, heads × WIDTH], `weight_stride` apart, of a convolution; or nothing
+    tail: tl.tensor,  # [batch, TAPS - 1, heads × WIDTH]: written over; or nothing
     first: tl.tensor,  # [rows, WIDTH, HIDDEN]
     second: tl.tensor,  # [rows, HIDDEN, WIDTH]
     held_1: tl.tensor,  # as these, which are written over by it where a segment begins; or nothing
@@ -40,6 +43,9 @@ def token_recall_kernel(
     reads: tl.tensor,  # [rows, WIDTH]: what comes out
     heads: int,
     segment: int,
+    weight_stride: int,
+    TAPS: tl.constexpr,
+    EPSILON: tl.constexpr,
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -60,9 +66,24 @@ def token_recall_kernel(
     g, s = lent(gain, head * WIDTH + wide, 1.0), lent(shift, head * WIDTH + wide, 0.0)
     begins = False
     if held_1 is not None:
-        begins = tl.load(position + index // heads) % segment == 0
+        begins = tl.load(position + index // heads).to(tl.int32) % segment == 0
     await_the_one_before(OVERLAPS)
-    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
+    x = tl.load(queries + row * WIDTH + wide)
+    query = x.to(tl.float32)
+    if tail is not None:
+        places = index // heads * (TAPS - 1) * heads + head
+        query = row_after(
+            x,
+            weight + head * WIDTH,
+            tail + places.to(tl.int64) * WIDTH,
+            tl.zeros([1, WIDTH], tl.float32),
+            1.0,
+            weight_stride,
+            heads * WIDTH,
+            WIDTH,
+            TAPS,
+            EPSILON,
+        )
     if held_1 is not None:
         if begins:
             whole_1, whole_2 = tl.load(held_1 + at_1), tl.load(held_2 + at_2)
@@ -75,29 +96,45 @@ def token_recall_kernel(
     tl.store(reads + row * WIDTH + wide, read_from(answer, query, g, s, NORM, RESIDUAL).to(reads.dtype.element_ty))
 
 
-def launch(
-    queries: Tensor, held: Sequence[Tensor], latest: Sequence[Tensor | None], position: Tensor | None, *behind: Any
-) -> Tensor:
-    """Reads; `behind` are the segment's length, gain, shift and what is asked of the memory's kind."""
+class Query(NamedTuple):
+    """Of one token of each row, or what makes one."""
+
+    given: Tensor  # [batch, heads, width]; with a tail, what is projected of it
+    weight: Tensor | None = None  # [taps, heads × width]
+    tail: Tensor | None = None  # [batch, taps - 1, heads × width]
+    epsilon: float = 0.0
+
+
+class Begun(NamedTuple):
+    """Where a segment begins, what stands is written over."""
+
+    held_1: Tensor | None = None  # by this: [batch, heads, in, out] each
+    held_2: Tensor | None = None
+    position: Tensor | None = None  # [batch], tokens seen
+    segment: int = 1
+
+
+def launch(query: Query, standing: Sequence[Tensor], begun: Begun, lent: Sequence[Any], asked: Sequence[Any]) -> Tensor:
+    """Reads."""
     record(NAME)
-    segment, gain, shift, *asked = behind
-    (batch, heads, width), hidden = queries.shape, held[0].shape[-1]
-    reads = torch.empty_like(queries)
+    (batch, heads, width), hidden = query.given.shape, standing[0].shape[-1]
+    reads = torch.empty_like(query.given)
     token_recall_kernel[(batch * heads,)](
-        queries,
-        *held,
-        *latest,
-        position,
-        gain,
-        shift,
+        *query[:3],
+        *standing,
+        *begun[:3],
+        *lent,
         reads,
         heads,
-        segment,
+        begun.segment,
+        0 if query.weight is None else query.weight.stride(0),
+        TAPS=0 if query.weight is None else len(query.weight),
+        EPSILON=query.epsilon,
         WIDTH=width,
         HIDDEN=hidden,
         **dict(zip(ASKED, asked, strict=True)),
         num_warps=8,
-        **started(queries),
+        **started(reads),
     )
     return reads
 
@@ -105,11 +142,11 @@ def launch(
 @torch.library.custom_op(
     "lockstep::recall_token",
     mutates_args=(),
-    schema=f"(Tensor queries, Tensor[] held, {LENT}, {KIND}) -> Tensor",
+    schema=f"(Tensor queries, Tensor[] standing, {LENT}, {KIND}) -> Tensor",
 )
-def recall_token(queries: Tensor, held: Sequence[Tensor], *behind: Any) -> Tensor:
+def recall_token(queries: Tensor, standing: Sequence[Tensor], *behind: Any) -> Tensor:
     """Reads like the queries [batch, heads, width]; matrices are [batch, heads, in, out] in 32 bits, in one piece."""
-    return launch(queries, held, (None, None), None, 1, *behind)
+    return launch(Query(queries), standing, Begun(), behind[:2], behind[2:])
 
 
 @recall_token.register_fake
@@ -119,19 +156,21 @@ def _(queries: Tensor, *_: object) -> Tensor:
 
 @torch.library.custom_op(
     "lockstep::recall_token_",
-    mutates_args=("standing",),
-    schema="(Tensor queries, Tensor(a!)[] standing, Tensor[] held, Tensor position, int segment,"
-    f" {LENT}, {KIND}) -> Tensor",
+    mutates_args=("tail", "standing"),
+    schema="(Tensor projected, Tensor weight, Tensor(a!) tail, float epsilon, Tensor(b!)[] standing, Tensor[] held,"
+    f" Tensor position, int segment, {LENT}, {KIND}) -> Tensor",
 )
-def recall_token_(
-    queries: Tensor, standing: Sequence[Tensor], held: Sequence[Tensor], position: Tensor, segment: int, *behind: Any
-) -> Tensor:
-    """The same, of what stands for a segment; where a segment begins, it is first written over by what is held."""
-    if not all(matrix.is_contiguous() for matrix in standing):
-        raise ValueError("a standing memory that is written over must be in one piece, each matrix of it")
-    return launch(queries, standing, held, position, segment, *behind)
+def recall_token_(*arguments: Any) -> Tensor:
+    """The same of projected queries, convolved after the tail, activated, of length one; the tail is then theirs.
+
+    Where a segment begins, what stands is written over by what is held.
+    """
+    query, standing, (held, *where), behind = Query(*arguments[:4]), arguments[4], arguments[5:8], arguments[8:]
+    if not all(x.is_contiguous() for x in (query.tail, *standing)):
+        raise ValueError("a tail, or a memory that stands, must be in one piece where it is written over")
+    return launch(query, standing, Begun(*held, *where), behind[:2], behind[2:])
 
 
 @recall_token_.register_fake
-def _(queries: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(queries)
+def _(projected: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(projected)

@@ -18,7 +18,7 @@ import triton.language as tl
 from lockstep.kernels.arrivals import advance, is_last
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import last_error, mean, normalised, said
-from lockstep.kernels.memory.retentions import inside, measure_of, measured
+from lockstep.kernels.memory.retentions import along_weights, measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.succession import await_the_one_before
 
@@ -172,8 +172,11 @@ def token_kernel(
     if anchor_1 is not None:
         held_1 += rest_1.to(tl.float32) * (1.0 - kept)
         held_2 += rest_2.to(tl.float32) * (1.0 - kept)
-    now_1 = inside(held_1, start_1, begun_1, common, scale_1, RETENTION, SIMPLEX / HIDDEN)
-    now_2 = inside(held_2, start_2, begun_2, mean(held_2 - start_2, 1), scale_2, RETENTION, SIMPLEX / WIDTH)
+    if RETENTION == "kl":
+        now_1 = begun_1 + (held_1 - start_1 - common) * (SIMPLEX / HIDDEN)
+        now_2 = begun_2 + along_weights(held_2 - start_2, RETENTION, 1) * (SIMPLEX / WIDTH)
+    else:
+        now_1, now_2 = measured(held_1, most_1, scale_1, RETENTION), measured(held_2, most_2, scale_2, RETENTION)
     answer = through_second(activate(through_first(query, now_1), ACTIVATION), now_2)
 
     # Where programs meet, what was written before takes time to be seen by all: only the weights that a closing chunk's

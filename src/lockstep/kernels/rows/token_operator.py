@@ -26,31 +26,30 @@ AT_ONCE = 1024
 
 
 @triton.jit
-def make_row(
-    projected: tl.tensor,  # [WIDTH], of a head and a part of it, and so on
+def row_after(
+    x: tl.tensor,  # [1, WIDTH], of a head and a part of it, and so on: what is projected of the token
     weight: tl.tensor,  # [TAPS, WIDTH], `weight_stride` apart
     tail: tl.tensor,  # [TAPS - 1, WIDTH], `channels` apart: written over
     offset: tl.tensor,  # [1, WIDTH]: the bias
-    row: tl.tensor,  # [WIDTH]: what comes out
-    length: tl.tensor,  # that it is given; 0 leaves it as it is
+    length: tl.tensor,  # that the row is given; 0 leaves it as it is
     weight_stride: int,
     channels: int,
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
     EPSILON: tl.constexpr,
-) -> None:
+) -> tl.tensor:
+    """Its row [1, WIDTH] in 32 bits."""
     wide = tl.arange(0, WIDTH)[None, :]
-    taps = taps_of(weight, weight_stride, WIDTH, TAPS)
-    x, before = tl.load(projected + wide), ()
+    taps, before = taps_of(weight, weight_stride, WIDTH, TAPS), ()
     for tap in tl.static_range(TAPS - 1):
         before = extended(before, tl.load(tail + tap * channels + wide))
     y = activate(convolved(before, x, taps, offset, TAPS), "silu")
     y *= tl.where(length == 0, 1.0, scale_of(y, EPSILON) * length)
-    tl.store(row + wide, y.to(row.dtype.element_ty))
     tl.debug_barrier()  # all of the tail is read before any of it is written
     for tap in tl.static_range(TAPS - 2):
         tl.store(tail + tap * channels + wide, before[tap + 1])
     tl.store(tail + (TAPS - 2) * channels + wide, x.to(tail.dtype.element_ty))
+    return y
 
 
 @triton.jit
@@ -122,12 +121,12 @@ def token_rows_kernel(
         first = tl.where(head < second, 0, tl.where(head < third, second, third))
         count = tl.where(head < second, second, tl.where(head < third, third, heads)) - first
         later = tl.where(head < third, SECOND_LENGTH, THIRD_LENGTH)
-        make_row(
-            projected + sample * channels + column,
+        wide = tl.arange(0, WIDTH)[None, :]
+        y = row_after(
+            tl.load(projected + sample * channels + column + wide),
             weight + column,
             tail + sample * (TAPS - 1) * channels + column,
             offset_of(bias, column, WIDTH),
-            rows + (batch * first + sample * count + head - first) * WIDTH,
             tl.where(head < second, FIRST_LENGTH, later),
             weight_stride,
             channels,
@@ -135,6 +134,7 @@ def token_rows_kernel(
             TAPS,
             EPSILON,
         )
+        tl.store(rows + (batch * first + sample * count + head - first) * WIDTH + wide, y.to(rows.dtype.element_ty))
     elif GATES:
         gate, which = (head - heads) // second, (head - heads) % second
         learned = (gate if DECAY else tl.maximum(gate - 1, 0)) * second + which

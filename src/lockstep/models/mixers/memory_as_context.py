@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.kernels.memory import token
 from lockstep.memory.ownership import is_given_up
 from lockstep.memory.recomputation import as_operand, never_kept
 from lockstep.memory.types import Weights
@@ -47,6 +46,7 @@ class Rows(NamedTuple):
     qkv: Tensor  # [batch, time, 3 × dim]
     asking: Tensor | None  # [batch, heads, time, head_dim], the queries to the standing memory
     inside: Tensor  # [batch, time], the place in the segment
+    said: Tensor | None = None  # [batch, 1, 2 × dim], to a single token, if the standing memory has been asked already
 
     def split(self, sizes: list[int]) -> list[Rows]:
         """Piece by piece."""
@@ -123,16 +123,41 @@ class MemoryAsContext(Mixer):
 
     def one_token(self, x: Tensor, state: ContextState) -> tuple[Tensor, ContextState]:
         """`step` of one, as one graph: nobody is asked where the samples stand."""
-        rows, tail = self.rows(x, state.position[:, None] % self.segment, state.tail)
+        qkv, inside = self.attention.qkv(x), state.position[:, None] % self.segment
+        if self.asks_over(qkv, state):
+            rows, tail = Rows(qkv, None, inside, self.said_to_one(x, state)), state.tail
+        else:
+            asking, tail = self.asking(x, state.tail)
+            rows = Rows(qkv, asking, inside)
         # Not by _replace, as below.
         state = ContextState(*state[:3], tail, *state[4:])
         attended, said, state = self.within_segment(x, rows, None, (), state)
         return self.joined([attended], [said]), state
 
+    def asks_over(self, qkv: Tensor, state: ContextState) -> bool:
+        """Whether our kernel asks the standing memory, and writes over it where a segment begins."""
+        if self.memory is None or not self.attention.looks(qkv):
+            return False
+        return self.memory.recalls_over(qkv, state.standing)
+
+    def said_to_one(self, x: Tensor, state: ContextState) -> Tensor:
+        """By that kernel, which writes over the tail as well: `said` to a single token."""
+        assert self.memory is not None
+        assert isinstance(state.tail, Tensor)
+        assert isinstance(state.memory, NeuralState)
+        held = state.memory.memory.weights
+        return self.projected(
+            self.memory.recall_over(x, state.tail, state.standing, held, state.position, self.segment)
+        )
+
     def rows(self, x: Tensor, inside: Tensor, tail: Tail) -> tuple[Rows, Tail]:
         """What the tokens bring, and the tail after them."""
-        asking, tail = (None, ()) if self.memory is None else self.memory.asking(x, tail)
+        asking, tail = self.asking(x, tail)
         return Rows(self.attention.qkv(x), asking, inside), tail
+
+    def asking(self, x: Tensor, tail: Tail) -> tuple[Tensor | None, Tail]:
+        """Queries to the standing memory, if there is one."""
+        return (None, ()) if self.memory is None else self.memory.asking(x, tail)
 
     def pieces(self, position: Tensor | int, time: int) -> Iterator[Piece]:
         """Cut the time where a segment begins in any sample."""
@@ -158,7 +183,7 @@ class MemoryAsContext(Mixer):
 
     def begun(self, rows: Rows, phase: int | None, state: ContextState) -> ContextState:
         """With what is held as what stands, where a segment begins with these tokens."""
-        if not isinstance(state.memory, NeuralState) or phase not in (None, 0) or self.begins_by_kernel(rows, state):
+        if not isinstance(state.memory, NeuralState) or rows.said is not None or phase not in (None, 0):
             return state
         standing, held = state.standing, state.memory.memory.weights
         if phase == 0:
@@ -168,13 +193,6 @@ class MemoryAsContext(Mixer):
         if is_given_up():
             after = tuple(old.copy_(new) for old, new in zip(standing, after, strict=True))
         return ContextState(*state[:4], after, state.memory)
-
-    def begins_by_kernel(self, rows: Rows, state: ContextState) -> bool:
-        """Whether the kernel that asks what stands sees to that as well."""
-        if rows.asking is None or self.memory is None:
-            return False
-        one = is_given_up() and self.attention.looks(rows.qkv)
-        return one and token.takes(rows.asking, state.standing, self.memory.spec)
 
     def written(self, attended: Tensor) -> Tensor:
         """What the memory is given."""
@@ -193,7 +211,10 @@ class MemoryAsContext(Mixer):
         """Attention inside the segment [batch, time, dim], and the state after these tokens, but for the memory."""
         cache, rest = KeyValueCache(*state[:3]), state[3:]
         if self.attention.looks(rows.qkv):
-            attended, cache = self.attention.look(rows.qkv, cache, self.said_to_one(rows, state), segmented=True)
+            said = rows.said
+            if said is None and rows.asking is not None:
+                said = self.said(rows.asking, state.standing)
+            attended, cache = self.attention.look(rows.qkv, cache, said, segmented=True)
             return attended, ContextState(*cache, *rest)
         attended, keys, values = self.attended(rows, phase, pinned, state)
         return attended, ContextState(keys, values, state.position + rows.inside.shape[1], *rest)
@@ -232,17 +253,6 @@ class MemoryAsContext(Mixer):
         """Keys and values of what the standing memory says, side by side: [batch, time, 2 × dim], not turned."""
         assert self.memory is not None
         return self.projected(self.memory.recall(asking, standing))
-
-    def said_to_one(self, rows: Rows, state: ContextState) -> Tensor | None:
-        """The same to a single token, with which a segment may begin."""
-        if rows.asking is None:
-            return None
-        if not self.begins_by_kernel(rows, state):
-            return self.said(rows.asking, state.standing)
-        assert self.memory is not None
-        assert isinstance(state.memory, NeuralState)
-        held = state.memory.memory.weights
-        return self.projected(self.memory.recall_over(rows.asking, state.standing, held, state.position, self.segment))
 
     def projected(self, reads: Tensor) -> Tensor:
         """Keys and values of reads [batch, time, heads, head_dim]."""

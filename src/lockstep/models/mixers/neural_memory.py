@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.kernels.memory.token import recall_over
+from lockstep.kernels.memory import token as memory_token
 from lockstep.kernels.rows import choice, token
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.memory.cost import Flops, memory_flops, token_flops
@@ -174,12 +174,22 @@ class NeuralMemory(nn.Module):
         """What a memory that stands still says to queries, [batch, time, heads, head_dim]."""
         return self.heard(recollect(queries, held, self.spec, self.outer))
 
-    def recall_over(self, queries: Tensor, standing: Weights, held: Weights, position: Tensor, segment: int) -> Tensor:
-        """The same for one token each, by our kernel; what is held is written over what stands where a segment begins.
+    def recall_over(
+        self, x: Tensor, tail: Tensor, standing: Weights, held: Weights, position: Tensor, segment: int
+    ) -> Tensor:
+        """The same to one token of each sample, [batch, 1, dim], by our kernel: `asking` and `recall` in one.
 
-        Samples have seen `position` [batch] tokens before this one.
+        The tail is written over and, where a segment begins, what stands by what is held. Samples have seen `position`
+        [batch] tokens before this one.
         """
-        return self.heard(recall_over(queries, standing, held, position, segment, self.spec, self.outer))
+        assert self.conv is not None
+        projected = F.linear(x, self.qkv.weight[: self.dim]).view(-1, self.heads, self.head_dim)
+        asking = projected, self.conv.weight[:, 0, : self.dim], tail, UNIT_EPSILON
+        return self.heard(memory_token.recall_over(asking, standing, held, (position, segment), self.spec, self.outer))
+
+    def recalls_over(self, projected: Tensor, standing: Weights) -> bool:
+        """Whether that kernel should, of projections like these."""
+        return self.in_place(projected) and memory_token.knows(standing, self.spec)
 
     def heard(self, reads: Tensor) -> Tensor:
         """Reads [batch, heads, time, head_dim] as mixers take them, [batch, time, heads, head_dim]; or silence."""
