@@ -38,6 +38,7 @@ from lockstep.kernels.rows.token_operator import token_rows_
 from lockstep.memory import Gates, Memory, MemorySpec, Outer, begin, memorize
 from lockstep.memory.streaming import recollect_by_kernel
 from tests.kernels.machine_code import overwritten
+from tests.kernels.patience import require_patience
 from tests.memory.cases import Fields
 
 HEADS, TIME, WIDTH, HIDDEN = 2, 256, 64, 128
@@ -103,7 +104,7 @@ TOKENS = {
 """Samples, hidden units, and memories that are given one token."""
 TRANSLATED = {"biases"}
 """As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
-OVERLAPPING = {"overlapping": [(TOKENS["token"][:1], [(4, 4, 64, 128)], [(64, 4, True)], [(1, 64, 1024, 16)])]}
+OVERLAPPING = {"overlapping": [(TOKENS["token"], [(4, 4, 64, 128)], [(64, 4, True)], [(1, 64, 1024, 16)])]}
 """Memories, states, rows and caches that are given one token, by kernels that begin before the last has ended."""
 STANDING = {"recall"}
 """Memories that are asked alone."""
@@ -136,7 +137,8 @@ def compiled(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> N
         cubin.write_bytes(made.asm["cubin"])
         lost = overwritten(cubin)
     if options.get("launch_pdl"):
-        require_patience(source.name, made.asm["ptx"])
+        parameters = [name for name, kind in source.signature.items() if kind != "constexpr"]
+        require_patience(source.name, parameters, made.asm["ptx"])
     assert not lost, f"{source.name}: first operands that a loop overwrites: {lost}"
     assert made.metadata.shared <= ROOM, f"{source.name} wants {made.metadata.shared} bytes of shared memory"
 
@@ -154,15 +156,6 @@ def translated(source: ASTSource, target: GPUTarget, options: dict[str, Any]) ->
 def require_32_bits(source: ASTSource, text: str) -> None:
     """Numbers of 64 bits come of constants that 32 do not hold, where nobody asked for them."""
     assert "f64" not in text or source.name in IN_64_BITS, f"{source.name} computes in 64 bits"
-
-
-def require_patience(name: str, text: str) -> None:
-    """Nothing is written, and no other kernel let in, before the one before has ended."""
-    before, waits, behind = text.partition("griddepcontrol.wait")
-    assert waits, f"{name} does not wait"
-    for hasty in ("griddepcontrol.launch_dependents", "st.global", "atom.", "red."):
-        assert hasty not in before, f"{name} has {hasty} before it waits"
-    assert "griddepcontrol.launch_dependents" in behind, f"{name} lets nobody begin early"
 
 
 def is_constant(kernel: Any, name: str, value: Any) -> bool:
@@ -331,6 +324,20 @@ def bring(width: int, taps: int, gates: bool) -> None:
     token_rows_(projected, torch.randn(taps, channels), tail, bias, *(gating if gates else (None,) * 3), *setting)
 
 
+def overlap(memories: Any, states: Any, brought: Any, caches: Any) -> None:
+    """As a decoder asks for it where a device can do that."""
+    succession.overlaps = lambda _: True  # type: ignore[assignment] # as if there were one
+    with succession.token_by_token():
+        for batch, hidden, spec in memories:
+            decode(batch, hidden, spec)
+        for sizes in states:
+            recur_once(*sizes)
+        for width, taps, gates in brought:
+            bring(width, taps, gates)
+        for shape in caches:
+            look(*shape)
+
+
 def main() -> None:
     seen: set[str] = set()
     asked, target = sys.argv[1], GPUTarget("cuda", int(sys.argv[2]), 32)
@@ -342,16 +349,8 @@ def main() -> None:
         ask(spec) if asked in STANDING else run(spec)
     for batch, hidden, spec in TOKENS.get(asked, ()):
         decode(batch, hidden, spec)
-    for memories, states, brought, caches in OVERLAPPING.get(asked, ()):
-        succession.overlaps = lambda _: True  # type: ignore[assignment] # as if there were such a device
-        for batch, hidden, spec in memories:
-            decode(batch, hidden, spec)
-        for sizes in states:
-            recur_once(*sizes)
-        for width, taps, gates in brought:
-            bring(width, taps, gates)
-        for shape in caches:
-            look(*shape)
+    for kinds in OVERLAPPING.get(asked, ()):
+        overlap(*kinds)
     for sizes in RECURRENCES.get(asked, ()):
         recur(*sizes)
     for sizes in STEPS.get(asked, ()):

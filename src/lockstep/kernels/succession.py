@@ -1,40 +1,51 @@
 """Kernels that begin before the one before them has ended, where a device can do that (programmatic dependent launch).
 
 A token is decoded by kernels of a few microseconds, one behind the other. One that is started this way comes to its
-multiprocessors while the one before it still runs, asks for what that one does not write, and waits for its end there.
+multiprocessors while the one before it still runs, asks for what no kernel of this token writes, and waits for the end
+of the one before.
 
-It holds for every kernel here: it waits before it reads what another may have left, and before it writes anything; and
-it lets the next one begin only behind its own waiting. So no more than two kernels ever run at once, and what a kernel
-asks for before it waits must not be written by the one right before it; whatever came earlier has ended.
+It holds for every kernel here: it waits (`waiting`) before it reads what this token's kernels may have left, and before
+it writes anything; and it lets the next one of its stream begin only behind its own waiting. What it asks for before is
+weights of the model, or state that the same kernel wrote a token ago: there are whole kernels between. Only a `Decoder`
+can promise that, whose state nobody else touches between two tokens.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+_promised = False
+
+
+@contextmanager
+def token_by_token() -> Iterator[None]:
+    """Inside, the state of a step was written by the step before it, and by nobody since."""
+    global _promised
+    before, _promised = _promised, True
+    try:
+        yield
+    finally:
+        _promised = before
 
 
 @cache
 def overlaps(device: torch.device) -> bool:
-    """Whether kernels on it can be started so: from Hopper on."""
-    if os.environ.get("LOCKSTEP_PDL") != "1":
+    """Whether kernels on it can be started so, and are asked to be: from Hopper on."""
+    if os.environ.get("LOCKSTEP_PDL") != "1" or device.type != "cuda" or torch.version.hip is not None:
         return False
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def started(x: Tensor) -> dict[str, bool]:
     """How kernels on this tensor's device are: the constant OVERLAPS, and the option of Triton's that it wants."""
-    return {"OVERLAPS": True, "launch_pdl": True} if overlaps(x.device) else {"OVERLAPS": False}
+    return {"OVERLAPS": True, "launch_pdl": True} if _promised and overlaps(x.device) else IN_TURN
 
 
-@triton.jit
-def await_the_one_before(OVERLAPS: tl.constexpr) -> None:
-    """All that the kernel before this one has written is there; and the next may begin."""
-    if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+IN_TURN = {"OVERLAPS": False}
+"""How kernels are started otherwise."""

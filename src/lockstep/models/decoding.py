@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lockstep.kernels.succession import token_by_token
 from lockstep.memory.ownership import given_up
 from lockstep.models.recording import WARM, Recording, recorded
 from lockstep.models.state import State, map_state
@@ -59,7 +60,7 @@ def own(tensor: Tensor) -> Tensor:
 
 def advanced(model: LanguageModel, state: State, tokens: Tensor) -> Tensor:
     """Logits [batch, vocab] after these tokens [batch, 1]; the state is written over."""
-    with given_up():
+    with given_up(), token_by_token():
         logits, after = model.step(tokens, state)
     map_state(overwritten, state, after)
     return logits[:, -1]

@@ -14,7 +14,8 @@ from lockstep.kernels.arrivals import advance, counters, is_last
 from lockstep.kernels.attention.looking import SLOTS, sharing
 from lockstep.kernels.attention.reads import LOG2_E, LOWEST
 from lockstep.kernels.record import record
-from lockstep.kernels.succession import await_the_one_before, started
+from lockstep.kernels.succession import started
+from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "look"
 TURN = tl.constexpr(2 * math.pi)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.kernels.arrivals import counters
 from lockstep.kernels.memory.token_step import token_kernel
 from lockstep.kernels.record import record
-from lockstep.kernels.succession import started
+from lockstep.kernels.succession import IN_TURN, started
 
 NAME = "memory token"
 PROGRAMS = 64
@@ -21,15 +21,15 @@ FEWEST = 8
 LARGEST = 4096
 """Numbers of each matrix that a program steps at most, if that can be: what registers hold next to the whole point."""
 
+LENT = "Tensor? gain, Tensor? shift"
 TOKEN = (
     "Tensor queries, Tensor keys, Tensor values, Tensor keep, Tensor rate, Tensor? momentum, Tensor? threshold,"
-    " Tensor? gain, Tensor? shift, Tensor? stood, Tensor[] anchors"
+    f" {LENT}, Tensor? stood, Tensor[] anchors"
 )
-SETTING = (
-    "int chunk, str bias, float p, bool residual, bool norm, str activation, str retention, float q, float simplex"
-)
-ASKED = ("RESIDUAL", "NORM", "ACTIVATION", "RETENTION", "Q", "SIMPLEX")
-"""What kernels call the end of it."""
+KIND = "bool residual, bool norm, str activation, str retention, float q, float simplex"
+CONSTANTS = ("RESIDUAL", "NORM", "ACTIVATION", "RETENTION", "Q", "SIMPLEX")
+"""What kernels call these."""
+SETTING = f"int chunk, str bias, float p, {KIND}"
 Pair = Sequence[Tensor]
 """A first and a second matrix of each row, or nothing."""
 
@@ -84,7 +84,7 @@ def programs(rows: int, width: int, hidden: int) -> int:
 
 def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> Tensor:
     """Reads like the queries; the state after the token goes into `after`, which may be the state itself."""
-    chunk, bias, p, *asked = setting
+    chunk, bias, p, *kind = setting
     batch, heads, width = token.queries.shape
     rows, hidden = batch * heads, state.point[0].shape[-1]
     split = programs(rows, width, hidden)
@@ -109,9 +109,9 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
         IN_PLACE=over,
         BIAS=bias,
         P=p,
-        **dict(zip(ASKED, asked, strict=True)),
+        **dict(zip(CONSTANTS, kind, strict=True)),
         num_warps=8,
-        **started(reads),
+        **(started(reads) if over else IN_TURN),
     )
     return reads
 

@@ -17,15 +17,14 @@ from torch import Tensor
 from lockstep.kernels.memory.activations import activate
 from lockstep.kernels.memory.retentions import measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
-from lockstep.kernels.memory.token_operator import ASKED
+from lockstep.kernels.memory.token_operator import CONSTANTS, KIND, LENT
 from lockstep.kernels.memory.token_step import lent, read_from, through_first, through_second
 from lockstep.kernels.record import record
 from lockstep.kernels.rows.token_operator import row_after
-from lockstep.kernels.succession import await_the_one_before, started
+from lockstep.kernels.succession import IN_TURN, started
+from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "recall token"
-LENT = "Tensor? gain, Tensor? shift"
-KIND = "bool residual, bool norm, str activation, str retention, float q, float simplex"
 
 
 @triton.jit
@@ -114,8 +113,8 @@ class Begun(NamedTuple):
     segment: int = 1
 
 
-def launch(query: Query, standing: Sequence[Tensor], begun: Begun, lent: Sequence[Any], asked: Sequence[Any]) -> Tensor:
-    """Reads."""
+def launch(query: Query, standing: Sequence[Tensor], begun: Begun, *behind: Any) -> Tensor:
+    """Reads [batch, heads, width]; behind are gain and shift, and what kind of memory it is."""
     record(NAME)
     (batch, heads, width), hidden = query.given.shape, standing[0].shape[-1]
     reads = torch.empty_like(query.given)
@@ -123,7 +122,7 @@ def launch(query: Query, standing: Sequence[Tensor], begun: Begun, lent: Sequenc
         *query[:3],
         *standing,
         *begun[:3],
-        *lent,
+        *behind[:2],
         reads,
         heads,
         begun.segment,
@@ -132,9 +131,9 @@ def launch(query: Query, standing: Sequence[Tensor], begun: Begun, lent: Sequenc
         EPSILON=query.epsilon,
         WIDTH=width,
         HIDDEN=hidden,
-        **dict(zip(ASKED, asked, strict=True)),
+        **dict(zip(CONSTANTS, behind[2:], strict=True)),
         num_warps=8,
-        **started(reads),
+        **(IN_TURN if begun.held_1 is None else started(reads)),  # else who knows when what is asked was written
     )
     return reads
 
@@ -146,7 +145,7 @@ def launch(query: Query, standing: Sequence[Tensor], begun: Begun, lent: Sequenc
 )
 def recall_token(queries: Tensor, standing: Sequence[Tensor], *behind: Any) -> Tensor:
     """Reads like the queries [batch, heads, width]; matrices are [batch, heads, in, out] in 32 bits, in one piece."""
-    return launch(Query(queries), standing, Begun(), behind[:2], behind[2:])
+    return launch(Query(queries), standing, Begun(), *behind)
 
 
 @recall_token.register_fake
@@ -165,10 +164,10 @@ def recall_token_(*arguments: Any) -> Tensor:
 
     Where a segment begins, what stands is written over by what is held.
     """
-    query, standing, (held, *where), behind = Query(*arguments[:4]), arguments[4], arguments[5:8], arguments[8:]
+    query, standing, (held, *when), behind = Query(*arguments[:4]), arguments[4], arguments[5:8], arguments[8:]
     if not all(x.is_contiguous() for x in (query.tail, *standing)):
         raise ValueError("a tail, or a memory that stands, must be in one piece where it is written over")
-    return launch(query, standing, Begun(*held, *where), behind[:2], behind[2:])
+    return launch(query, standing, Begun(*held, *when), *behind)
 
 
 @recall_token_.register_fake

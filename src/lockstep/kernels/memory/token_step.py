@@ -8,6 +8,10 @@ Where programs share a row, each has some of the hidden units. What units must k
 the error of the answer at the point alone, so that every program computes that for itself: it reads all of the point
 for it, and of everything else what is its own. What they have to tell each other afterwards are their parts of the new
 answer, which the last of them adds up. No program waits for another.
+
+Under lq and kl weights are made of what is held at the point, all of which every program has. Under kl they do not
+follow what a change has in common for all units: that too every program computes for itself, but for what was held on
+average before this token, which it is told, because others may have written over it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import last_error, mean, normalised, said
 from lockstep.kernels.memory.retentions import along_weights, measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
-from lockstep.kernels.succession import await_the_one_before
+from lockstep.kernels.waiting import await_the_one_before
 
 
 @triton.jit
@@ -114,7 +118,7 @@ def token_kernel(
     SIZE: tl.constexpr = WIDTH * HIDDEN
     UNITS: tl.constexpr = HIDDEN // SPLIT
 
-    # Everything is asked for before anything is waited for, and first what the kernel before this one cannot have left.
+    # Asked for before anything is waited for: what the kernel before this one cannot have left.
     whole_1 = tl.load(point_1 + row * SIZE + turned(HIDDEN, WIDTH, HIDDEN))
     whole_2 = tl.load(point_2 + row * SIZE + place(WIDTH, HIDDEN, WIDTH))
     at = tl.load(position + sample)
@@ -144,6 +148,7 @@ def token_kernel(
     kept, step = tl.load(keep + row), tl.load(rate + row)
     turn = 0.0 if threshold is None else tl.load(threshold + row)
     coasting = 0.0 if momentum is None else tl.load(momentum + row)
+    before = 0.0 if stood is None else tl.load(stood + row * WIDTH + wide)
 
     # The error at the point.
     most_1, scale_1 = measure_of(whole_1, RETENTION, Q, SIMPLEX, 0)
@@ -158,7 +163,6 @@ def token_kernel(
     if RETENTION == "kl":
         _, slopes = activated_and_slope(units, ACTIVATION)
         backs = tl.sum(second * error, axis=1, keep_dims=True) * slopes
-        before = tl.load(stood + row * WIDTH + wide)
         common += before * kept + led * (1.0 - kept) - mean(backs, 0) * step * key
         most_2, scale_2 = measure_of(start_2, RETENTION, Q, SIMPLEX, 1)
     begun_1, begun_2 = measured(start_1, most_1, scale_1, RETENTION), measured(start_2, most_2, scale_2, RETENTION)

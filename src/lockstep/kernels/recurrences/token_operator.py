@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.record import record
-from lockstep.kernels.succession import await_the_one_before, started
+from lockstep.kernels.succession import started
+from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "recurrence token"
 BLOCKS = (64, 32, 16)

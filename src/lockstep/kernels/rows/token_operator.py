@@ -18,7 +18,8 @@ from torch import Tensor
 from lockstep.kernels.memory.activations import activate
 from lockstep.kernels.record import record
 from lockstep.kernels.rows.walking import convolved, extended, offset_of, scale_of, taps_of
-from lockstep.kernels.succession import await_the_one_before, started
+from lockstep.kernels.succession import started
+from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "token rows"
 AT_ONCE = 1024
