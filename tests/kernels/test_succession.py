@@ -1,4 +1,4 @@
-"""Kernels begin early where that is asked for, on a device that can, under a promise that decoders alone give."""
+"""Kernels begin early unless that is not wanted, on a device that can, under a promise that decoders alone give."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EARLY, IN_TURN = {"OVERLAPS": True, "launch_pdl": True}, {"OVERLAPS": False}
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     succession.overlaps.cache_clear()
-    monkeypatch.setenv("LOCKSTEP_PDL", "1")
+    monkeypatch.delenv("LOCKSTEP_PDL", raising=False)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     yield
@@ -40,7 +40,7 @@ def test_it_takes_a_promise() -> None:
 @pytest.mark.parametrize("missing", ["the wish", "Hopper", "CUDA", "a GPU"])
 def test_and_all_of_the_rest(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing == "the wish":
-        monkeypatch.delenv("LOCKSTEP_PDL")
+        monkeypatch.setenv("LOCKSTEP_PDL", "0")
     elif missing == "Hopper":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     elif missing == "CUDA":

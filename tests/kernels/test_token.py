@@ -229,8 +229,8 @@ def test_anchors_that_are_missing_are_named() -> None:
 
 def test_programs_that_share_a_row() -> None:
     """Few rows are spread over a device; many are not, beyond what registers hold."""
-    assert [operator.programs(rows, 64, 128) for rows in (1, 8, 16, 40, 512)] == [16, 8, 4, 2, 2]
-    assert [operator.programs(rows, 64, 256) for rows in (8, 512)] == [8, 4]
+    assert [operator.programs(rows, 64, 128) for rows in (1, 8, 16, 40, 512)] == [16, 16, 8, 2, 2]
+    assert [operator.programs(rows, 64, 256) for rows in (8, 512)] == [16, 4]
     assert operator.programs(512, 16, 32) == 1
 
 

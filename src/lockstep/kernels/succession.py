@@ -2,7 +2,7 @@
 
 A token is decoded by kernels of a few microseconds, one behind the other. One that is started this way comes to its
 multiprocessors while the one before it still runs, asks for what no kernel of this token writes, and waits for the end
-of the one before.
+of the one before. LOCKSTEP_PDL=0 has all start in turn.
 
 It holds for every kernel here: it waits (`waiting`) before it reads what this token's kernels may have left, and before
 it writes anything; and it lets the next one of its stream begin only behind its own waiting. What it asks for before is
@@ -34,10 +34,15 @@ def token_by_token() -> Iterator[None]:
         _promised = before
 
 
+def wanted() -> bool:
+    """By the user."""
+    return os.environ.get("LOCKSTEP_PDL") != "0"
+
+
 @cache
 def overlaps(device: torch.device) -> bool:
-    """Whether kernels on it can be started so, and are asked to be: from Hopper on."""
-    if os.environ.get("LOCKSTEP_PDL") != "1" or device.type != "cuda" or torch.version.hip is not None:
+    """Whether kernels on it can be started so, and are wanted to be: from Hopper on."""
+    if not wanted() or device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
 

@@ -18,6 +18,8 @@ from lockstep.kernels.succession import started
 from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "look"
+WARPS = (2, 4)
+"""Of a program that has one tile: threads then meet less often. And of one that has more, to be taken in a row."""
 TURN = tl.constexpr(2 * math.pi)
 
 
@@ -281,7 +283,7 @@ def look_(
         SLOTS=SLOTS,
         WIDTH=width,
         SEGMENTED=segmented,
-        num_warps=4,
+        num_warps=WARPS[shared.tiles > 1],
         **started(qkv),
     )
     return reads
