@@ -89,13 +89,15 @@ class Writer:
     latest: Tensor
     """[batch, 1]"""
     prefill_seconds: float
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
     seconds_per_token: list[float] = field(default_factory=list)
     """Round by round."""
 
-    def write(self) -> None:
-        """The likeliest next token; nothing waits for the device."""
-        self.latest = self.decoder.step(self.latest).argmax(dim=-1, keepdim=True)
+    def write(self) -> Tensor:
+        """The likeliest next token, and the logits [batch, vocab] that say so; nothing waits for the device."""
+        logits = self.decoder.step(self.latest)
+        self.latest = logits.argmax(dim=-1, keepdim=True)
+        return logits
 
 
 Lines = dict[str, dict[str, Any]]
@@ -186,7 +188,7 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
 
 
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
-    """Its context read, and its first tokens written.
+    """Its context read, and its first tokens written, which are then read as a text, to see whether both say the same.
 
     Before that some pieces are read to warm up: the first two, of which the second takes as much memory as any later
     one, and the last, which may be shorter.
@@ -200,13 +202,20 @@ def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     peak = peak_bytes_of(lambda: read(model, (*pieces[:2], *pieces[2:][-1:]), room), others, asked.device)
     found: list[tuple[Tensor, State]] = []
     seconds = seconds_of(lambda: found.append(read(model, pieces, room)), 1, asked.device)
-    logits, state = found.pop()
+    said, state = found.pop()
     facts = {"prefill_peak_bytes": peak, **told(model, state, case.batch)}
-    writer = Writer(decoder(model, state, asked), logits.argmax(dim=-1, keepdim=True), seconds, facts)
-    del state
-    for _ in range(DECODED):
-        writer.write()
+    writer = Writer(decoder(model, state, asked), said.argmax(dim=-1, keepdim=True), seconds, facts)
+    tokens, logits = zip(*((writer.latest, writer.write()) for _ in range(DECODED)), strict=True)
+    if isinstance(model, LanguageModel):
+        writer.facts["apart_from_reading"] = apart(model, state, torch.cat(tokens, dim=1), torch.stack(logits, dim=1))
     return writer
+
+
+def apart(model: LanguageModel, state: State, tokens: Tensor, written: Tensor) -> float:
+    """How far what was said while tokens [batch, time] were written, [batch, time, vocab], is from reading them."""
+    with as_in_training(model):
+        wanted = model.step(tokens, state)[0].float()
+    return float((written - wanted).norm() / wanted.norm())
 
 
 def built(name: str, asked: argparse.Namespace) -> LanguageModel | Outsider:

@@ -29,6 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lockstep.kernels import succession
 from lockstep.kernels.attention import looking, window
 from lockstep.kernels.memory import hopper, token
+from lockstep.kernels.memory.token_brought import Projected
 from lockstep.kernels.recurrences import channel, decayed, delta, flow, selective
 from lockstep.kernels.recurrences import token as recurrence_token
 from lockstep.kernels.rows.gated_operator import gated
@@ -81,8 +82,8 @@ SCANS = {"selective": [(16, torch.bfloat16), (16, torch.float32), (8, torch.bflo
 """Numbers of a channel, and what tokens come in."""
 ROWS = {"rows": [(64, 4), (128, 8), (16, 2)]}
 """Widths of heads, and taps of convolutions."""
-BROUGHT = {"token rows": [(64, 4, True), (128, 8, False), (16, 2, True)]}
-"""The same, and whether gates are made with them."""
+BROUGHT = {"token rows": [(64, 4), (128, 8), (16, 2)]}
+"""The same, of single tokens."""
 GATES = {"gated": [(1024, 1), (4096, 1), (1536, 2), (1001, 1), (48, 3)]}
 """Numbers of a token, and groups of them."""
 JOINTS = {"joined": [64, 128, 16]}
@@ -104,7 +105,7 @@ TOKENS = {
 """Samples, hidden units, and memories that are given one token."""
 TRANSLATED = {"biases"}
 """As far as Triton's own language alone, which is where a bias differs from another: the rest takes long."""
-OVERLAPPING = {"overlapping": [(TOKENS["token"], [(4, 4, 64, 128)], [(64, 4, True)], [(1, 64, 1024, 16)])]}
+OVERLAPPING = {"overlapping": [(TOKENS["token"], [(4, 4, 64, 128)], [(64, 4)], [(1, 64, 1024, 16)])]}
 """Memories, states, rows and caches that are given one token, by kernels that begin before the last has ended."""
 STANDING = {"recall"}
 """Memories that are asked alone."""
@@ -216,8 +217,13 @@ def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
     _, state = token.run(queries, keys, values, gates, state, spec, outer)
     token.run_over(queries, keys, values, gates, state, spec, outer)
     token.recall(queries, state.weights, spec, outer)
-    asking = queries[:, :, 0], torch.randn(4, HEADS * WIDTH), torch.randn(batch, 3, HEADS * WIDTH).bfloat16(), 1e-6
+    dim, kinds = HEADS * WIDTH, 2 + spec.has_momentum + (spec.bias == "huber")
+    asking = queries[:, :, 0], torch.randn(4, dim), torch.randn(batch, 3, dim).bfloat16(), 1e-6
     token.recall_over(asking, state.weights, state.point, (state.position, 64), spec, outer)
+    projected, tail = torch.randn(batch, 3 * dim).bfloat16(), torch.randn(batch, 3, 3 * dim).bfloat16()
+    gating = torch.randn(batch, dim).bfloat16(), torch.randn(kinds * HEADS, dim), torch.randn(kinds * HEADS)
+    made = Projected(projected, torch.randn(4, 3 * dim), tail, *gating, 1e-6, True, spec.bias == "huber", 0.5)
+    token.run_of(made, state, spec, outer)
 
 
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:
@@ -313,15 +319,20 @@ def join(width: int) -> None:
     joined(attended, reads, *learned, 1e-6).float().sum().backward()
 
 
-def bring(width: int, taps: int, gates: bool) -> None:
-    """What one token brings to a memory in bfloat16, with gates of all kinds or queries alone."""
-    dim, lengths = HEADS * width, [1.0, 1.0, 0.0] if gates else [1.0]
-    channels = len(lengths) * dim
-    projected, tail = torch.randn(1, channels).bfloat16(), torch.zeros(1, taps - 1, channels).bfloat16()
-    gating = (torch.randn(1, dim).bfloat16(), torch.randn(4 * HEADS, dim), torch.randn(4 * HEADS))
-    setting = ([HEADS] * len(lengths), lengths, 1e-6, True, True, 0.5, None if gates else torch.float32)
-    bias = None if gates else torch.randn(channels)
-    token_rows_(projected, torch.randn(taps, channels), tail, bias, *(gating if gates else (None,) * 3), *setting)
+def bring(width: int, taps: int) -> None:
+    """Rows of one token in bfloat16, of three parts as they are, or of one in 32 bits."""
+    for lengths, dtype in (([1.0, 1.0, 0.0], None), ([1.0], torch.float32)):
+        channels = len(lengths) * HEADS * width
+        projected, tail = torch.randn(1, channels).bfloat16(), torch.zeros(1, taps - 1, channels).bfloat16()
+        bias = None if dtype is None else torch.randn(channels)
+        token_rows_(projected, torch.randn(taps, channels), tail, bias, [HEADS] * len(lengths), lengths, 1e-6, dtype)
+
+
+def say(inner: int) -> None:
+    """One token of what Mamba-2 reads, gated; and of what attention and a memory say, joined."""
+    gated(*(torch.randn(1, 1, inner).bfloat16() for _ in range(3)), torch.ones(HEADS), torch.ones(inner), 1, 1e-5)
+    attended, reads = torch.randn(1, 1, inner).bfloat16(), torch.randn(1, 1, HEADS, inner // HEADS).bfloat16()
+    joined([attended], [reads], *(torch.ones(inner) for _ in range(4)), 1e-6)
 
 
 def overlap(memories: Any, states: Any, brought: Any, caches: Any) -> None:
@@ -332,10 +343,11 @@ def overlap(memories: Any, states: Any, brought: Any, caches: Any) -> None:
             decode(batch, hidden, spec)
         for sizes in states:
             recur_once(*sizes)
-        for width, taps, gates in brought:
-            bring(width, taps, gates)
+        for width, taps in brought:
+            bring(width, taps)
         for shape in caches:
             look(*shape)
+        say(HEADS * WIDTH)
 
 
 def main() -> None:
@@ -367,8 +379,8 @@ def main() -> None:
         open_gates(inner, groups)
     for width in JOINTS.get(asked, ()):
         join(width)
-    for width, taps, gates in BROUGHT.get(asked, ()):
-        bring(width, taps, gates)
+    for width, taps in BROUGHT.get(asked, ()):
+        bring(width, taps)
     for sizes in WINDOWS.get(asked, ()):
         attend(*sizes)
     for shape in CACHES.get(asked, ()):

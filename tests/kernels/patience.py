@@ -15,11 +15,13 @@ LOADED = re.compile(r"ld\.global\S*\s.*\[\s*(%\w+)")
 EARLY = {
     "token_kernel": {
         *(f"{name}_{number}" for name in ("point", "weights", "velocity", "anchor") for number in (1, 2)),
-        *("position", "gain", "shift"),
+        *("position", "gain", "shift", "weight", "tail", "gate_weight", "gate_bias"),
     },
-    "token_recall_kernel": {"first", "second", "position", "gain", "shift"},
+    "token_recall_kernel": {"first", "second", "position", "gain", "shift", "weight", "tail"},
     "recur_kernel": {"state"},
-    "token_rows_kernel": set(),
+    "token_rows_kernel": {"weight", "tail", "bias"},
+    "joined_kernel": {"weight", "bias", "read_weight", "read_bias"},
+    "gated_kernel": {"skip", "gain"},
     "look_kernel": {"keys", "values", "position", "rates"},
 }
 """Of each kernel, what the model lends it, and what it wrote itself a token ago."""

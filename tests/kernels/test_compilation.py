@@ -55,7 +55,7 @@ LAUNCHED = {
     "token rows": {"token_rows"},
     "window": {"turn", "window", "window_queries", "window_keys"},
     "look": {"look"},
-    "overlapping": {"token", "token_recall", "recur", "token_rows", "look"},
+    "overlapping": {"token", "token_recall", "recur", "token_rows", "look", "gated", "joined"},
 }
 """What is asked of `compiled`, and the kernels of each: no more and no less."""
 

@@ -1,4 +1,4 @@
-"""What our kernel makes of one token, rows and gates, is what torch makes of it, and the tail is the one after it.
+"""The rows that our kernel makes of one token are those that torch makes of it, and the tail is the one after it.
 
 Without a GPU the kernel runs in Triton's interpreter. Both are given the same rounded numbers, and torch computes with
 them in float64.
@@ -15,22 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.kernels.memory import token as memory_token
 from lockstep.kernels.record import backend
 from lockstep.kernels.recurrences import token as recurrence_token
 from lockstep.kernels.rows import token
 from lockstep.laws.subject import randomise
-from lockstep.memory import Gates, MemorySpec
+from lockstep.memory import MemorySpec
 from lockstep.memory.ownership import given_up
-from lockstep.models.decoding import Decoder, own
+from lockstep.models.decoding import Decoder
 from lockstep.models.mixers.delta_net import GatedDeltaNet
 from lockstep.models.mixers.mamba2 import Mamba2
-from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Observation
+from lockstep.models.mixers.neural_memory import NeuralMemory
 from lockstep.models.registry import build
-from lockstep.models.state import map_state
 from tests.kernels.memories import DEVICE
 from tests.kernels.test_memory_operator import NUMBERS, SHAPES
-from tests.memory.cases import Fields
 
 pytest.importorskip("triton")
 
@@ -55,24 +52,12 @@ SIZES = [Size(), Size(taps=2), Size(taps=3, heads=3, batch=1), Size(heads=1, wid
 ON_GPUS = [Size(width=64, heads=8, batch=1), Size(width=64, heads=16, batch=64), Size(8, 128, 3, 2)]
 """As models have them."""
 ALL_SIZES = SIZES + (ON_GPUS if torch.cuda.is_available() else [])
-DESCENT: Fields = {"rule": "gradient-descent"}
-HUBER: Fields = {"bias": "huber"}
-KINDS: dict[str, tuple[Fields, bool]] = {
-    "keep, rate, momentum": ({}, True),
-    "rate, momentum": ({}, False),
-    "keep, rate": (DESCENT, True),
-    "rate": (DESCENT, False),
-    "keep, rate, momentum, threshold": (HUBER, True),
-    "rate, threshold": ({**DESCENT, **HUBER}, False),
-}
-"""Gates that are there: a memory's fields, and whether it forgets."""
 
 
 @torch.no_grad()
-def drawn(size: Size, dtype: torch.dtype = torch.float32, kind: str = "keep, rate, momentum") -> NeuralMemory:
+def drawn(size: Size, dtype: torch.dtype = torch.float32) -> NeuralMemory:
     """A layer with parameters of this precision."""
-    fields, decay = KINDS[kind]
-    layer = NeuralMemory(size.heads * size.width, size.heads, MemorySpec(**fields), conv=size.taps, decay=decay)
+    layer = NeuralMemory(size.heads * size.width, size.heads, MemorySpec(), conv=size.taps)
     randomise(layer, seed=0)
     return layer.to(DEVICE, dtype)
 
@@ -87,63 +72,29 @@ def farthest(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
     return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
 
 
-def present(gates: Gates) -> list[Tensor]:
-    return [gate for gate in gates if gate is not None]
-
-
-def require_close(size: Size, dtype: torch.dtype, bound: float, kind: str = "keep, rate, momentum") -> None:
+@pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+@pytest.mark.parametrize("size", ALL_SIZES, ids=str)
+@torch.no_grad()
+def test_rows(size: Size, dtype: torch.dtype, bound: float) -> None:
     """Over more tokens than a tail has."""
-    layer = drawn(size, dtype, kind)
+    layer = drawn(size, dtype)
     exact = copy.deepcopy(layer).double()
     dim, nowhere = layer.dim, torch.zeros(size.batch, device=DEVICE)
     tail = normal(size.batch, size.taps - 1, 3 * dim, seed=1, dtype=dtype)
     for t in range(size.taps + 1):
         qkv = normal(size.batch, 1, 3 * dim, seed=2 + t, dtype=dtype)
-        x = normal(size.batch, 1, dim, seed=100 + t, dtype=dtype)
         *wanted, after = exact.rows(qkv.double(), tail.double(), nowhere)
-        found, gates = layer.made_in_place(qkv, tail, LENGTHS, x)
+        found = layer.made_in_place(qkv, tail, LENGTHS)
         assert all(row.dtype is dtype and row.is_contiguous() for row in found)
-        assert gates.dtype is torch.float32
         assert farthest(found, wanted) < bound
-        assert farthest(gates, present(exact.gate_values(x.double()))) < bound
         assert torch.equal(tail.double(), torch.as_tensor(after))
     assert "(token rows)" in backend()
-
-
-@pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
-@pytest.mark.parametrize("size", ALL_SIZES, ids=str)
-@torch.no_grad()
-def test_rows_and_gates(size: Size, dtype: torch.dtype, bound: float) -> None:
-    require_close(size, dtype, bound)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_gates_that_are_there(kind: str) -> None:
-    require_close(Size(), torch.float32, EXACTLY, kind)
-
-
-@torch.no_grad()
-def test_tokens_that_are_multiplied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "AT_ONCE", 16)
-    require_close(Size(heads=3), torch.float32, EXACTLY)
-
-
-@torch.no_grad()
-def test_gates_of_any_input_are_bounded() -> None:
-    layer = drawn(Size(), kind="keep, rate, momentum, threshold")
-    for bias in (-200.0, 200.0):
-        layer.gates.bias.fill_(bias)
-        x = normal(3, 1, layer.dim, seed=0)
-        _, found = layer.made_in_place(normal(3, 1, 96, seed=1), normal(3, 3, 96, seed=2), LENGTHS, x)
-        wanted = torch.stack(present(layer.gate_values(x)))
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-30)
 
 
 @torch.no_grad()
 def test_an_empty_row_stays_empty() -> None:
     layer = drawn(Size())
-    made, _ = layer.made_in_place(torch.zeros(1, 1, 96, device=DEVICE), torch.zeros(1, 3, 96, device=DEVICE), LENGTHS)
+    made = layer.made_in_place(torch.zeros(1, 1, 96, device=DEVICE), torch.zeros(1, 3, 96, device=DEVICE), LENGTHS)
     assert not torch.cat(made).any()
 
 
@@ -172,22 +123,19 @@ def test_a_tail_of_another_precision() -> None:
     exact, nowhere = copy.deepcopy(layer).double(), torch.zeros(3, device=DEVICE)
     qkv = normal(3, 1, 96, seed=2, dtype=torch.bfloat16)
     *wanted, after = exact.rows(qkv.double(), tail.double(), nowhere)
-    found, _ = layer.made_in_place(qkv, tail, LENGTHS)
+    found = layer.made_in_place(qkv, tail, LENGTHS)
     assert found[0].dtype is torch.bfloat16
     assert farthest(found, wanted) < ROUNDED
     assert torch.equal(tail.double(), torch.as_tensor(after))
 
 
-def given(size: Size, gates: bool = True) -> tuple[Any, ...]:
+def given(size: Size) -> tuple[Any, ...]:
     """What the operator is given."""
     layer = drawn(size)
     assert layer.conv is not None
-    channels = 3 * layer.dim if gates else layer.dim
-    rows = normal(size.batch, channels, seed=1), layer.conv.weight[:, 0, :channels].detach()
-    tail, x = normal(size.batch, size.taps - 1, channels, seed=2), normal(size.batch, layer.dim, seed=3)
-    gating = (x, layer.gates.weight.detach(), layer.gates.bias.detach()) if gates else (None, None, None)
-    parts = ([size.heads] * 3, LENGTHS) if gates else ([size.heads], [1.0])
-    return *rows, tail, None, *gating, *parts, 1e-6, True, False, 0.5, None
+    channels = 3 * layer.dim
+    rows = normal(size.batch, channels, seed=1), layer.conv.weight[:, 0].detach()
+    return *rows, normal(size.batch, size.taps - 1, channels, seed=2), None, [size.heads] * 3, LENGTHS, 1e-6, None
 
 
 def test_nothing_but_the_tail_is_written_over() -> None:
@@ -205,9 +153,7 @@ def test_nothing_but_the_tail_is_written_over() -> None:
 
 
 def test_it_repeats_itself() -> None:
-    (rows, gates), (others, of_others) = (operator.token_rows_(*given(Size())) for _ in range(2))
-    assert torch.equal(rows, others)
-    assert torch.equal(gates, of_others)
+    assert torch.equal(*(operator.token_rows_(*given(Size())) for _ in range(2)))
 
 
 def test_tails_that_lie_otherwise_are_named() -> None:
@@ -217,10 +163,9 @@ def test_tails_that_lie_otherwise_are_named() -> None:
         operator.token_rows_(*arguments)
 
 
-@pytest.mark.parametrize("gates", [True, False])
-def test_it_is_an_operator(gates: bool) -> None:
+def test_it_is_an_operator() -> None:
     """Torch's own examination."""
-    torch.library.opcheck(operator.token_rows_, given(Size(batch=1), gates), test_utils=(*SHAPES, NUMBERS))
+    torch.library.opcheck(operator.token_rows_, given(Size(batch=1)), test_utils=(*SHAPES, NUMBERS))
 
 
 def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,83 +196,6 @@ def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one token through the kernel, of whom it may be."""
     monkeypatch.setattr(token, "takes", lambda projected, *_: projected.shape[1] == 1)
-
-
-class TestSteps:
-    """A layer that is given one token after the other, and a state that it may write over."""
-
-    def layer(self) -> NeuralMemory:
-        layer = drawn(Size())
-        layer.initialise()
-        return layer
-
-    def begun(self, layer: NeuralMemory) -> NeuralState:
-        """Some tokens into a text, in tensors of its own."""
-        _, state = layer.step(normal(3, 6, layer.dim, seed=5), None)
-        owned: NeuralState = map_state(own, state)
-        return owned
-
-    @torch.no_grad()
-    def test_it_is_observed(self, forced: None) -> None:
-        layer, seen = self.layer(), list[Observation]()
-        state, x = self.begun(layer), normal(3, 1, 32, seed=6)
-        layer.observer = seen.append
-        wanted, _ = layer.step(x, state)
-        with given_up():
-            found, after = layer.step(x, state)
-        assert after.tail is state.tail
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        for one, other in zip(*((*each[:3], *present(each.gates)) for each in seen), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-    @torch.no_grad()
-    def test_what_is_frozen_is_left_to_torch(self, forced: None) -> None:
-        layer = self.layer()
-        state, layer.ablation = self.begun(layer), "frozen"
-        before = [matrix.clone() for matrix in state.memory.weights]
-        with given_up():
-            _, after = layer.step(normal(3, 1, 32, seed=6), state)
-        assert all(torch.equal(x, y) for x, y in zip(before, after.memory.weights, strict=True))
-        assert "token rows" not in backend()
-
-    @torch.no_grad()
-    def test_a_compiler_takes_it_in_one_graph(self, forced: None) -> None:
-        layer, x = self.layer(), normal(3, 1, 32, seed=6)
-        wanted, last = layer.step(x, self.begun(layer))
-        state = self.begun(layer)
-        torch._dynamo.reset()
-        with given_up():
-            found, _ = torch.compile(layer.step, fullgraph=True, backend="aot_eager")(x, state, 6)
-        assert "token rows" in backend()
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state.tail, last.tail)
-
-
-# Of an activation far out, where the exponential is infinite and its inverse zero, as they should be.
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
-@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "yaad", "moneta", "memora", "ttt-mlp"])
-@torch.inference_mode()
-def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the memory's own kernels and without them: as by torch. TTT's rows are made otherwise, and not by ours."""
-    fields = {"segment": 16} if name == "titans-mac" else {}
-    model = build(name, vocab_size=17, max_length=64, dim=32, depth=1, heads=2, chunk=16, **fields).to(DEVICE).eval()
-    randomise(model, seed=0)
-    tokens = torch.randint(17, (2, 36), generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    _, state = model.step(tokens[:, :29], model.initial_state(2, capacity=36))
-    ours = {"rows": False, "memory": False}
-    monkeypatch.setattr(token, "takes", lambda projected, *_: ours["rows"] and projected.shape[1] == 1)
-    monkeypatch.setattr(memory_token, "takes", lambda queries, *kind: ours["memory"] and memory_token.knows(*kind))
-
-    def said(**asked: bool) -> Tensor:
-        ours.update(asked)
-        decoder = Decoder(model, state)
-        return torch.stack([decoder.step(tokens[:, place, None]) for place in range(29, 36)])
-
-    wanted = said(rows=False)
-    assert "token rows" not in backend()
-    for memory in (False, True):
-        torch.testing.assert_close(said(rows=True, memory=memory), wanted, rtol=1e-3, atol=1e-4)
-    assert ("token rows" in backend()) == (name != "ttt-mlp")
 
 
 class TestRivals:

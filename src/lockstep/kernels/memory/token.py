@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.backends import ours_may_decode
+from lockstep.kernels.memory.token_brought import Projected
 
 WIDTHS = (16, 32, 64, 128)
 """Of heads."""
@@ -134,12 +135,20 @@ def run_over(
     """The same, written over the state, which must be `separate`."""
     from lockstep.kernels.memory.token_operator import memory_token_
 
-    # A compiler knows nothing of addresses; whoever gave the state up has seen to it.
-    if not torch.compiler.is_compiling() and not separate(state):
-        raise ValueError("a state that is written over must be in tensors of their own, each in one piece")
+    require_separate(state)
     token, setting = operands(queries, keys, values, gates, state, spec, outer)
     held = [list(pair) for pair in (state.point, state.weights, state.velocity)]
     reads = memory_token_(*token, *held, state.position, *setting)
+    return reads[:, :, None], state
+
+
+def run_of(projected: Projected, state: S, spec: Spec, outer: Outer) -> tuple[Tensor, S]:
+    """The same of a token whose rows and gates are yet to be made; its tail is written over too."""
+    from lockstep.kernels.memory.token_operator import memory_token_of_
+
+    require_separate(state)
+    held = [list(pair) for pair in (state.point, state.weights, state.velocity)]
+    reads = memory_token_of_(*projected, *around(state, spec, outer), *held, state.position, *setting_of(spec))
     return reads[:, :, None], state
 
 
@@ -173,6 +182,12 @@ def recall_over(
     return reads[:, :, None]
 
 
+def require_separate(state: State) -> None:
+    # A compiler knows nothing of addresses; whoever gave the state up has seen to it.
+    if not torch.compiler.is_compiling() and not separate(state):
+        raise ValueError("a state that is written over must be in tensors of their own, each in one piece")
+
+
 def separate(state: State) -> bool:
     """Whether no two tensors of a state are one, and each lies in one piece."""
     tensors = [*state.point, *state.weights, *state.velocity, state.position]
@@ -185,11 +200,20 @@ def operands(
     """What operators are given before the state and behind it."""
     tokens = (x[:, :, 0].contiguous() for x in (queries, keys, values))
     scalars = (present(gate, lambda x: x[:, :, 0].float().contiguous()) for gate in each(gates))
-    loss = spec.huber_form if spec.bias == "huber" else spec.bias
-    setting = spec.chunk, loss, float(spec.p), *asked(spec)
+    return (*tokens, *scalars, *around(state, spec, outer)), setting_of(spec)
+
+
+def around(state: State, spec: Spec, outer: Outer) -> tuple[Any, ...]:
+    """What the outer model lends, and what is known of the state."""
     # In a kernel of its own: of the kernel for a token, each program writes over what the others would have to know.
     stood = state.weights[0].mean(dim=-1) if spec.retention == "kl" else None
-    return (*tokens, *scalars, *lent(spec, outer), stood, anchors(spec, outer)), setting
+    return *lent(spec, outer), stood, anchors(spec, outer)
+
+
+def setting_of(spec: Spec) -> tuple[Any, ...]:
+    """What kind of memory it is, and how it learns."""
+    loss = spec.huber_form if spec.bias == "huber" else spec.bias
+    return spec.chunk, loss, float(spec.p), *asked(spec)
 
 
 def asked(spec: Spec) -> tuple[Any, ...]:

@@ -1,14 +1,18 @@
-"""The kernel of `token_step` as two operators: one leaves the state as it was, the other writes over it."""
+"""The kernel of `token_step` as three operators: one leaves the state as it was, the others write over it.
+
+The last of them makes what a token brings of its projections.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lockstep.kernels.arrivals import counters
+from lockstep.kernels.memory.token_brought import Given, Projected
 from lockstep.kernels.memory.token_step import token_kernel
 from lockstep.kernels.record import record
 from lockstep.kernels.succession import IN_TURN, started
@@ -22,9 +26,10 @@ LARGEST = 4096
 """Numbers of each matrix that a program steps at most, if that can be: what registers hold next to the whole point."""
 
 LENT = "Tensor? gain, Tensor? shift"
-TOKEN = (
+SURROUNDINGS = f"{LENT}, Tensor? stood, Tensor[] anchors"
+GIVEN = (
     "Tensor queries, Tensor keys, Tensor values, Tensor keep, Tensor rate, Tensor? momentum, Tensor? threshold,"
-    f" {LENT}, Tensor? stood, Tensor[] anchors"
+    f" {SURROUNDINGS}"
 )
 KIND = "bool residual, bool norm, str activation, str retention, float q, float simplex"
 CONSTANTS = ("RESIDUAL", "NORM", "ACTIVATION", "RETENTION", "Q", "SIMPLEX")
@@ -34,16 +39,9 @@ Pair = Sequence[Tensor]
 """A first and a second matrix of each row, or nothing."""
 
 
-class Token(NamedTuple):
-    """What is written and read, and what the outer model lends."""
+class Surroundings(NamedTuple):
+    """What the outer model lends, and what is known of the state."""
 
-    queries: Tensor  # [batch, heads, width], and so on for keys and values
-    keys: Tensor
-    values: Tensor
-    keep: Tensor  # [batch, heads], and so on for the other gates
-    rate: Tensor
-    momentum: Tensor | None
-    threshold: Tensor | None
     gain: Tensor | None  # [heads, width]
     shift: Tensor | None
     stood: Tensor | None  # [batch, heads, width]: under kl what units of the first matrix hold, on average
@@ -69,11 +67,6 @@ class State(NamedTuple):
         return State(point, weights, velocity, torch.empty_like(self.position))
 
 
-COUNT = len(Token._fields)
-BEHIND = COUNT + len(State._fields)
-"""Where the setting begins."""
-
-
 def programs(rows: int, width: int, hidden: int) -> int:
     """That share a row, a power of two: as many as PROGRAMS allow, and no fewer than registers do."""
     split = max(1, width * hidden // LARGEST)
@@ -82,17 +75,26 @@ def programs(rows: int, width: int, hidden: int) -> int:
     return split
 
 
-def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> Tensor:
-    """Reads like the queries; the state after the token goes into `after`, which may be the state itself."""
-    chunk, bias, p, *kind = setting
-    batch, heads, width = token.queries.shape
-    rows, hidden = batch * heads, state.point[0].shape[-1]
+def launch(
+    token: Given | Projected,
+    around: Surroundings,
+    state: State,
+    after: State,
+    chunk: int,
+    bias: str,
+    p: float,
+    *kind: Any,
+) -> Tensor:
+    """Reads [batch, heads, width]; the state after the token goes into `after`, which may be the state itself."""
+    batch, heads, width, hidden = state.point[0].shape
+    rows = batch * heads
     split = programs(rows, width, hidden)
-    over, reads = after is state, torch.empty_like(token.queries)
+    over, reads = after is state, token.queries.new_empty(batch, heads, width)
     parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
     token_kernel[(rows * split,)](
-        *token[:-1],
-        *(token.anchors or (None, None)),
+        *token.tensors,
+        *around[:-1],
+        *(around.anchors or (None, None)),
         *state.matrices,
         state.position,
         *after.matrices,
@@ -101,7 +103,7 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
         parts,
         counters("memory_token_" if over else "memory_token", reads.device, rows + batch),
         heads,
-        token.anchors[0].shape[0] if token.anchors else 1,
+        around.anchors[0].shape[0] if around.anchors else 1,
         WIDTH=width,
         HIDDEN=hidden,
         CHUNK=chunk,
@@ -109,6 +111,7 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
         IN_PLACE=over,
         BIAS=bias,
         P=p,
+        **token.constants,
         **dict(zip(CONSTANTS, kind, strict=True)),
         num_warps=8,
         **(started(reads) if over else IN_TURN),
@@ -116,38 +119,77 @@ def launch(token: Token, state: State, after: State, setting: Sequence[Any]) -> 
     return reads
 
 
+def split_at(arguments: Sequence[Any], *lengths: int) -> Iterator[Sequence[Any]]:
+    """So many of them at a time, and then the rest."""
+    done = 0
+    for length in lengths:
+        yield arguments[done : done + length]
+        done += length
+    yield arguments[done:]
+
+
+TOKEN, MADE, AROUND, HELD = (len(kind._fields) for kind in (Given, Projected, Surroundings, State))
+"""How many arguments of an operator are what."""
+STATE_WRITTEN = "Tensor(a!)[] point, Tensor(b!)[] weights, Tensor(c!)[] velocity, Tensor(d!) position"
+
+
 @torch.library.custom_op(
     "lockstep::memory_token",
     mutates_args=(),
-    schema=f"({TOKEN}, Tensor[] point, Tensor[] weights, Tensor[] velocity, Tensor position, {SETTING})"
+    schema=f"({GIVEN}, Tensor[] point, Tensor[] weights, Tensor[] velocity, Tensor position, {SETTING})"
     " -> (Tensor reads, Tensor[] point, Tensor[] weights, Tensor[] velocity, Tensor position)",
 )
 def memory_token(*arguments: Any) -> tuple[Tensor, Pair, Pair, Pair, Tensor]:
     """Reads [batch, heads, width] after one token has been written, and the state then; everything is in one piece."""
     record(NAME)
-    state = State(*arguments[COUNT:BEHIND])
+    token, around, held, setting = split_at(arguments, TOKEN, AROUND, HELD)
+    state = State(*held)
     after = state.room()
-    return launch(Token(*arguments[:COUNT]), state, after, arguments[BEHIND:]), *after
+    return launch(Given(*token), Surroundings(*around), state, after, *setting), *after
 
 
 @memory_token.register_fake
 def _(queries: Tensor, *others: Any) -> tuple[Tensor, Pair, Pair, Pair, Tensor]:
-    return torch.empty_like(queries), *State(*others[COUNT - 1 : BEHIND - 1]).room()
+    _, _, held, _ = split_at((queries, *others), TOKEN, AROUND, HELD)
+    return torch.empty_like(queries), *State(*held).room()
 
 
 @torch.library.custom_op(
     "lockstep::memory_token_",
     mutates_args=("point", "weights", "velocity", "position"),
-    schema=f"({TOKEN}, Tensor(a!)[] point, Tensor(b!)[] weights, Tensor(c!)[] velocity, Tensor(d!) position, {SETTING})"
-    " -> Tensor",
+    schema=f"({GIVEN}, {STATE_WRITTEN}, {SETTING}) -> Tensor",
 )
 def memory_token_(*arguments: Any) -> Tensor:
     """The same, written over the state, no two tensors of which may be one."""
     record(NAME)
-    state = State(*arguments[COUNT:BEHIND])
-    return launch(Token(*arguments[:COUNT]), state, state, arguments[BEHIND:])
+    token, around, held, setting = split_at(arguments, TOKEN, AROUND, HELD)
+    state = State(*held)
+    return launch(Given(*token), Surroundings(*around), state, state, *setting)
 
 
 @memory_token_.register_fake
 def _(queries: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(queries)
+
+
+@torch.library.custom_op(
+    "lockstep::memory_token_of_",
+    mutates_args=("tail", "point", "weights", "velocity", "position"),
+    schema="(Tensor projected, Tensor weight, Tensor(e!) tail, Tensor x, Tensor gate_weight, Tensor gate_bias,"
+    f" float epsilon, bool decay, bool has_threshold, float largest, {SURROUNDINGS}, {STATE_WRITTEN}, {SETTING})"
+    " -> Tensor",
+)
+def memory_token_of_(*arguments: Any) -> Tensor:
+    """The same of what is projected, written over its tail as well."""
+    record(NAME)
+    token, around, held, setting = split_at(arguments, MADE, AROUND, HELD)
+    made, state = Projected(*token), State(*held)
+    if not made.tail.is_contiguous():
+        raise ValueError("a tail that is written over must be in one piece")
+    return launch(made, Surroundings(*around), state, state, *setting)
+
+
+@memory_token_of_.register_fake
+def _(projected: Tensor, *others: Any) -> Tensor:
+    _, _, held, _ = split_at((projected, *others), MADE, AROUND, HELD)
+    return projected.new_empty(State(*held).point[0].shape[:3])

@@ -9,6 +9,9 @@ the error of the answer at the point alone, so that every program computes that 
 for it, and of everything else what is its own. What they have to tell each other afterwards are their parts of the new
 answer, which the last of them adds up. No program waits for another.
 
+What a token brings is given, or made here of what is projected of it: rows behind a convolution, whose tail the last of
+the programs writes over, and gates. Every program makes all of it for itself, which takes less than a kernel before.
+
 Under lq and kl weights are made of what is held at the point, all of which every program has. Under kl they do not
 follow what a change has in common for all units: that too every program computes for itself, but for what was held on
 average before this token, which it is told, because others may have written over it.
@@ -24,6 +27,9 @@ from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import last_error, mean, normalised, said
 from lockstep.kernels.memory.retentions import along_weights, measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
+from lockstep.kernels.memory.token_gates import gates_of, linear_of, one_of
+from lockstep.kernels.rows.single import put_tail, row_of, tail_of
+from lockstep.kernels.rows.walking import offset_of, scale_of, taps_of
 from lockstep.kernels.waiting import await_the_one_before
 
 
@@ -66,13 +72,18 @@ def read_from(
 
 @triton.jit
 def token_kernel(
-    queries: tl.tensor,  # [rows, WIDTH]
-    keys: tl.tensor,
+    queries: tl.tensor,  # [rows, WIDTH]; with a tail, what is projected of all three: [batch, 3, heads, WIDTH]
+    keys: tl.tensor,  # [rows, WIDTH], and so on up to the threshold; with a tail, nothing
     values: tl.tensor,
     keep: tl.tensor,  # [rows]
     rate: tl.tensor,
     momentum: tl.tensor,
     threshold: tl.tensor,
+    weight: tl.tensor,  # [TAPS, 3 × heads × WIDTH], `weight_stride` apart, of a convolution; without a tail, nothing
+    tail: tl.tensor,  # [batch, TAPS - 1, 3 × heads × WIDTH]: written over
+    given: tl.tensor,  # [batch, DIM], what the layer is given
+    gate_weight: tl.tensor,  # [gates × heads, DIM]
+    gate_bias: tl.tensor,  # [gates × heads]
     gain: tl.tensor,  # [heads, WIDTH]
     shift: tl.tensor,
     stood: tl.tensor,  # [rows, WIDTH]: under kl what units of the first matrix hold, on average
@@ -97,6 +108,14 @@ def token_kernel(
     arrived: tl.tensor,  # [rows + batch], see `arrivals`
     heads: int,
     anchor_rows: int,
+    weight_stride: int,
+    TAPS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DECAY: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    LARGEST: tl.constexpr,
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -131,7 +150,8 @@ def token_kernel(
     if SPLIT > 1:
         start_1, start_2 = tl.load(point_1 + at_1), tl.load(point_2 + at_2)
     held_1, held_2 = tl.load(weights_1 + at_1), tl.load(weights_2 + at_2)
-    if momentum is not None:
+    MOVES: tl.constexpr = velocity_1 is not None
+    if MOVES:
         moved_1, moved_2 = tl.load(velocity_1 + at_1), tl.load(velocity_2 + at_2)
     if anchor_1 is not None:
         first = (index % anchor_rows).to(tl.int64) * SIZE
@@ -141,13 +161,37 @@ def token_kernel(
         common = -mean(whole_1, 0)
         if anchor_1 is not None:
             led = mean(tl.load(anchor_1 + first + turned(HIDDEN, WIDTH, HIDDEN)).to(tl.float32), 0)
+    if tail is not None:
+        part_of, channels = heads * WIDTH, 3 * heads * WIDTH
+        own_tail = tail + sample.to(tl.int64) * (TAPS - 1) * channels + head * WIDTH
+        own_weight = weight + head * WIDTH
+        queries_before = tail_of(own_tail, channels, WIDTH, TAPS)
+        keys_before = tail_of(own_tail + part_of, channels, WIDTH, TAPS)
+        values_before = tail_of(own_tail + 2 * part_of, channels, WIDTH, TAPS)
+        query_taps = taps_of(own_weight, weight_stride, WIDTH, TAPS)
+        key_taps = taps_of(own_weight + part_of, weight_stride, WIDTH, TAPS)
+        value_taps = taps_of(own_weight + 2 * part_of, weight_stride, WIDTH, TAPS)
+        linear = linear_of(gate_weight, gate_bias, head, heads, DIM, BLOCK, DECAY, MOVES, THRESHOLD)
     await_the_one_before(OVERLAPS)
-    key = tl.load(keys + row * WIDTH + wide).to(tl.float32)
-    value = tl.load(values + row * WIDTH + wide).to(tl.float32)
-    query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
-    kept, step = tl.load(keep + row), tl.load(rate + row)
-    turn = 0.0 if threshold is None else tl.load(threshold + row)
-    coasting = 0.0 if momentum is None else tl.load(momentum + row)
+    if tail is None:
+        key = tl.load(keys + row * WIDTH + wide).to(tl.float32)
+        value = tl.load(values + row * WIDTH + wide).to(tl.float32)
+        query = tl.load(queries + row * WIDTH + wide).to(tl.float32)
+        kept, step = tl.load(keep + row), tl.load(rate + row)
+        turn = 0.0 if threshold is None else tl.load(threshold + row)
+        coasting = 0.0 if momentum is None else tl.load(momentum + row)
+    else:
+        projected = queries + (sample * 3 * heads + head).to(tl.int64) * WIDTH + wide
+        offset = offset_of(None, 0, WIDTH)
+        new_query, new_key = tl.load(projected), tl.load(projected + part_of)
+        new_value = tl.load(projected + 2 * part_of)
+        gates = gates_of(given + sample.to(tl.int64) * DIM, linear, DIM, BLOCK, DECAY, MOVES, THRESHOLD, LARGEST)
+        query = row_of(new_query, queries_before, query_taps, offset, TAPS)
+        key = row_of(new_key, keys_before, key_taps, offset, TAPS)
+        value = row_of(new_value, values_before, value_taps, offset, TAPS)
+        query *= scale_of(query, EPSILON)
+        key *= scale_of(key, EPSILON)
+        kept, step, coasting, turn = one_of(gates, 0), one_of(gates, 1), one_of(gates, 2), one_of(gates, 3)
     before = 0.0 if stood is None else tl.load(stood + row * WIDTH + wide)
 
     # The error at the point.
@@ -169,7 +213,7 @@ def token_kernel(
     x, slope = activated_and_slope(through_first(key, begun_1), ACTIVATION)
     back = tl.sum(begun_2 * error, axis=1, keep_dims=True) * slope
     change_1, change_2 = (back * -step) * key, x * (error * -step)
-    if momentum is not None:
+    if MOVES:
         change_1 += moved_1 * coasting
         change_2 += moved_2 * coasting
     held_1, held_2 = held_1 * kept + change_1, held_2 * kept + change_2
@@ -193,13 +237,17 @@ def token_kernel(
         tl.store(parts + (row * SPLIT + part) * WIDTH + wide, answer)
         finished = is_last(arrived + row, SPLIT)
     else:
-        tl.debug_barrier()  # all of the weights are written before any of them is copied
+        tl.debug_barrier()  # all of the weights are written before any is copied, and all of the tail has been read
         finished = True
     if finished:
         told = answer
         if SPLIT > 1:
             told = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
-        # Nobody reads the old point of this row any more, nor the old position for it.
+        # Nobody reads the old point of this row any more, nor its tail, nor the old position for it.
+        if tail is not None:
+            put_tail(own_tail, queries_before, new_query, channels, WIDTH, TAPS)
+            put_tail(own_tail + part_of, keys_before, new_key, channels, WIDTH, TAPS)
+            put_tail(own_tail + 2 * part_of, values_before, new_value, channels, WIDTH, TAPS)
         advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
         read = read_from(tl.sum(told, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
         tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
@@ -210,7 +258,7 @@ def token_kernel(
     if not closes:
         tl.store(next_weights_1 + at_1, held_1)
         tl.store(next_weights_2 + at_2, held_2)
-    if momentum is not None:
+    if MOVES:
         tl.store(next_velocity_1 + at_1, change_1)
         tl.store(next_velocity_2 + at_2, change_2)
     if not IN_PLACE:

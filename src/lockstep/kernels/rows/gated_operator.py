@@ -18,6 +18,8 @@ from torch import Tensor
 
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import started
+from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "gated"
 SPAN = 32
@@ -53,6 +55,15 @@ def put(numbers: tl.tensor, at: tl.tensor, x: tl.tensor, SIZE: tl.constexpr) -> 
 
 
 @triton.jit
+def shares(
+    skip: tl.tensor, column: tl.tensor, SIZE: tl.constexpr, WIDTH: tl.constexpr, EACH: tl.constexpr
+) -> tl.tensor:
+    """Of the values of channels from there on, of which EACH in a row have one share."""
+    within = tl.arange(0, WIDTH)
+    return tl.load(skip + (column + within) // EACH, mask=within < SIZE, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def mean(x: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
     return tl.sum(x, axis=0) * (1.0 / SIZE)
 
@@ -62,20 +73,23 @@ def gated_kernel(
     reads: tl.tensor,  # [count, INNER], and so on
     values: tl.tensor,
     gate: tl.tensor,
-    skip: tl.tensor,  # [INNER], and so on
-    gain: tl.tensor,
+    skip: tl.tensor,  # [INNER / EACH]
+    gain: tl.tensor,  # [INNER]
     y: tl.tensor,  # as the reads: what comes out
     count: int,
     INNER: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     EPSILON: tl.constexpr,
+    EACH: tl.constexpr,
     SPAN: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is SPAN tokens of one group, which has SIZE numbers of each."""
     column, start, length = walk(count, INNER, SIZE, SPAN)
-    share, scale = taken(skip, column, SIZE, WIDTH), taken(gain, column, SIZE, WIDTH)
+    share, scale = shares(skip, column, SIZE, WIDTH, EACH), taken(gain, column, SIZE, WIDTH)
+    await_the_one_before(OVERLAPS)
     for token in tl.range(length, num_stages=STAGES):
         at = start + token * INNER
         said = taken(reads, at, SIZE, WIDTH) + share * taken(values, at, SIZE, WIDTH)
@@ -88,8 +102,8 @@ def gated_backward_kernel(
     reads: tl.tensor,  # [count, INNER], and so on
     values: tl.tensor,
     gate: tl.tensor,
-    skip: tl.tensor,  # [INNER], and so on
-    gain: tl.tensor,
+    skip: tl.tensor,  # [INNER / EACH]
+    gain: tl.tensor,  # [INNER]
     y_bar: tl.tensor,  # as the reads
     reads_bar: tl.tensor,  # likewise: what comes out
     gate_bar: tl.tensor,
@@ -99,12 +113,13 @@ def gated_backward_kernel(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     EPSILON: tl.constexpr,
+    EACH: tl.constexpr,
     SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """The same programs."""
     column, start, length = walk(count, INNER, SIZE, SPAN)
-    share, scale = taken(skip, column, SIZE, WIDTH), taken(gain, column, SIZE, WIDTH)
+    share, scale = shares(skip, column, SIZE, WIDTH, EACH), taken(gain, column, SIZE, WIDTH)
     skip_bar, gain_bar = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for token in tl.range(length, num_stages=STAGES):
         at = start + token * INNER
@@ -131,8 +146,8 @@ class Gated(NamedTuple):
     reads: Tensor  # [batch, time, inner], and so on
     values: Tensor
     gate: Tensor
-    skip: Tensor  # [inner], and so on
-    gain: Tensor
+    skip: Tensor  # [heads], each of as many channels as the others
+    gain: Tensor  # [inner]
     groups: int
     epsilon: float
 
@@ -151,14 +166,14 @@ class Gated(NamedTuple):
         inner = len(self.gain)
         size = inner // self.groups
         width = triton.next_power_of_2(size)
-        sizes = {"INNER": inner, "SIZE": size, "WIDTH": width, "EPSILON": self.epsilon}
+        sizes = {"INNER": inner, "SIZE": size, "WIDTH": width, "EPSILON": self.epsilon, "EACH": inner // len(self.skip)}
         warps = min(max(width // (32 * NUMBERS), 1), MOST_WARPS)
         return sizes | {"SPAN": SPAN, "STAGES": STAGES, "num_warps": warps}
 
 
 def forward(given: Gated) -> Tensor:
     y = torch.empty_like(given.gate)
-    gated_kernel[given.grid](*given[:COUNT], y, given.tokens, **given.constants)
+    gated_kernel[given.grid](*given[:COUNT], y, given.tokens, **given.constants, **started(y))
     return y
 
 
@@ -175,9 +190,8 @@ Pieces = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def in_pieces(reads: Tensor, values: Tensor, gate: Tensor, skip: Tensor, gain: Tensor) -> Pieces:
-    """As kernels take them: each channel has a skip of its own, so that threads load it as they load tokens."""
-    spread = skip[:, None].expand(-1, len(gain) // len(skip)).contiguous().flatten()
-    return reads.contiguous(), values.contiguous(), gate.contiguous(), spread, gain.contiguous()
+    """As kernels take them."""
+    return reads.contiguous(), values.contiguous(), gate.contiguous(), skip.contiguous(), gain.contiguous()
 
 
 GIVEN = "Tensor reads, Tensor values, Tensor gate, Tensor skip, Tensor gain"

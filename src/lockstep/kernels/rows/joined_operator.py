@@ -19,10 +19,12 @@ from torch import Tensor
 
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.record import record
+from lockstep.kernels.succession import started
+from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "joined"
 TOKENS = 64
-"""Of a program, which has one head of them."""
+"""Of a program, which has one head of them, at most."""
 
 
 @triton.jit
@@ -91,14 +93,17 @@ def joined_kernel(
     TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     EPSILON: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     dim = heads * WIDTH
     here, there = spots(time * dim, dim, WIDTH, heads, time, TOKENS, WIDTH)
     apart, _ = spots(sample_stride, token_stride, head_stride, heads, time, TOKENS, WIDTH)
+    w, b = learned(weight, heads, WIDTH), learned(bias, heads, WIDTH)
+    read_w, read_b = learned(read_weight, heads, WIDTH), learned(read_bias, heads, WIDTH)
+    await_the_one_before(OVERLAPS)
     a, _ = normal(taken(attended, here, there), WIDTH, EPSILON)
     m, _ = normal(taken(reads, apart, there), WIDTH, EPSILON)
-    left = a * learned(weight, heads, WIDTH) + learned(bias, heads, WIDTH)
-    right = activate(m * learned(read_weight, heads, WIDTH) + learned(read_bias, heads, WIDTH), "silu")
+    left, right = a * w + b, activate(m * read_w + read_b, "silu")
     out, _ = spots(whole * dim, dim, WIDTH, heads, time, TOKENS, WIDTH)
     put(y, out, left * right, there)
 
@@ -156,8 +161,13 @@ class Piece(NamedTuple):
     epsilon: float
 
     @property
+    def tokens(self) -> int:
+        """Of a program: single ones have little work."""
+        return 1 if self.reads.shape[1] == 1 else TOKENS
+
+    @property
     def tiles(self) -> int:
-        return -(-self.reads.shape[1] // TOKENS)
+        return -(-self.reads.shape[1] // self.tokens)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -170,8 +180,8 @@ class Piece(NamedTuple):
 
     @property
     def constants(self) -> dict[str, Any]:
-        sizes = {"TOKENS": TOKENS, "WIDTH": self.reads.shape[-1], "EPSILON": self.epsilon}
-        return sizes | {"num_warps": 4}
+        sizes = {"TOKENS": self.tokens, "WIDTH": self.reads.shape[-1], "EPSILON": self.epsilon}
+        return sizes | {"num_warps": 4 if self.tokens > 1 else 1}
 
 
 def pieces(attended: Sequence[Tensor], reads: Sequence[Tensor], epsilon: float) -> list[Piece]:
@@ -203,7 +213,8 @@ Bars = tuple[list[Tensor], list[Tensor], Tensor]
 def forward(given: Sequence[Piece], learned: Sequence[Tensor], text: Tensor) -> None:
     """Into the text."""
     for piece, y in zip(given, parts_of(text, given), strict=True):
-        joined_kernel[piece.grid](*piece[:2], *learned, y, *piece.settings, **piece.constants)
+        how = piece.constants | started(y)
+        joined_kernel[piece.grid](*piece[:2], *learned, y, *piece.settings, **how)
 
 
 def backward(given: Sequence[Piece], learned: Sequence[Tensor], y_bar: Tensor) -> Bars:

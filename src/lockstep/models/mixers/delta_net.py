@@ -95,7 +95,7 @@ class DeltaNet(Mixer):
         assert self.conv is not None
         assert isinstance(tail, Tensor)
         exact = arithmetic(qkv.dtype)
-        made, _ = token.run(qkv, self.conv.weight[:, 0], tail, None, *self.parts, UNIT_EPSILON, dtype=exact)
+        made = token.run(qkv, self.conv.weight[:, 0], tail, None, *self.parts, UNIT_EPSILON, exact)
         queries, keys, values = made
         return queries, keys, values.view(len(qkv), self.heads, 1, self.value_dim), tail
 

@@ -101,7 +101,7 @@ class Mamba2(Mixer):
         heads = [count // width for count in self.widths]
         lengths = [0.0] * len(heads)
         if is_given_up() and token.takes(mixed, width, self.conv.width):
-            made, _ = token.run(mixed, self.conv.weight[:, 0], tail, self.conv.bias, heads, lengths, 0.0)
+            made = token.run(mixed, self.conv.weight[:, 0], tail, self.conv.bias, heads, lengths, 0.0)
             return [part.flatten(1)[:, None] for part in made], tail
         if mixed.shape[1] % CHUNK or not lowered(mixed) or not choice.takes(mixed, width, self.conv.width):
             mixed, tail = self.conv(mixed, tail)

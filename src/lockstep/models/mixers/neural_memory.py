@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.kernels.memory import token as memory_token
+from lockstep.kernels.memory.token_brought import Projected
 from lockstep.kernels.rows import choice, token
 from lockstep.memory import Gates, Memory, MemorySpec, MemoryState, Outer, begin, recollect, stream
 from lockstep.memory.cost import Flops, memory_flops, token_flops
@@ -93,29 +94,48 @@ class NeuralMemory(nn.Module):
         """
         if state is None:
             state, position = self.initial_state(x.shape[0]), 0
-        queries, keys, values, gates, tail = self.brought(x, state)
+        qkv = self.qkv(x)
+        if self.makes_all(qkv, state):
+            reads, memory = memory_token.run_of(self.bringing(qkv, x, state.tail), state.memory, self.spec, self.outer)
+            return self.heard(reads), NeuralState(state.tail, memory)
+        queries, keys, values, tail = never_kept(self.rows, qkv, state.tail, state.memory.position)
+        gates = self.gate_values(x)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
             self.observer(Observation(queries, keys, values, gates, reads, state.memory, memory))
         return self.heard(reads), NeuralState(tail, memory)
 
-    def brought(self, x: Tensor, state: NeuralState) -> tuple[Tensor, Tensor, Tensor, Gates, Tail]:
-        """Queries, keys and values [batch, heads, time, head_dim], gates, and the tail after these tokens."""
-        qkv = self.qkv(x)
-        # Memories of another kind make their rows otherwise, and what is frozen has other gates.
-        usual = type(self).rows is NeuralMemory.rows and self.ablation != "frozen"
-        if usual and self.in_place(qkv):
-            (queries, keys, values), found = self.made_in_place(qkv, state.tail, [1.0, 1.0, 0.0], x)
-            momentum = found[2] if self.spec.has_momentum else None
-            threshold = found[-1] if "threshold" in self.gate_names else None
-            return queries, keys, values, Gates(found[0], found[1], momentum, threshold), state.tail
-        queries, keys, values, tail = never_kept(self.rows, qkv, state.tail, state.memory.position)
-        return queries, keys, values, self.gate_values(x), tail
+    def makes_all(self, qkv: Tensor, state: NeuralState) -> bool:
+        """Whether our kernel takes a single token from its projections on, and writes over the state."""
+        # Memories of another kind make their rows otherwise, what is frozen has other gates, and rows may be observed.
+        usual = type(self).rows is NeuralMemory.rows and self.ablation != "frozen" and self.observer is None
+        return usual and self.in_place(qkv) and memory_token.knows(state.memory.weights, self.spec)
+
+    def bringing(self, qkv: Tensor, x: Tensor, tail: Tail) -> Projected:
+        """What that kernel is given of a token."""
+        assert self.conv is not None
+        assert isinstance(tail, Tensor)
+        return Projected(
+            qkv[:, 0].contiguous(),
+            self.conv.weight[:, 0],
+            tail,
+            x[:, 0].contiguous(),
+            self.gates.weight,
+            self.gates.bias,
+            UNIT_EPSILON,
+            self.decay,
+            "threshold" in self.gate_names,
+            self.largest_rate,
+        )
 
     def rows(self, qkv: Tensor, tail: Tail, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tail]:
         """Queries, keys and values [batch, heads, time, head_dim] from their projections, whatever the position."""
+        lengths = [1.0, 1.0, 0.0]
+        if self.in_place(qkv):
+            queries, keys, values = self.made_in_place(qkv, tail, lengths)
+            return queries, keys, values, tail
         if self.by_kernel(qkv):
-            queries, keys, values, after = self.made_at_once(qkv, tail, [1.0, 1.0, 0.0])
+            queries, keys, values, after = self.made_at_once(qkv, tail, lengths)
             return queries, keys, values, after
         mixed, tail = self.convolved(qkv, tail)
         # Apart before they are activated: adjoints are joined where a convolution takes them, and there alone.
@@ -131,7 +151,7 @@ class NeuralMemory(nn.Module):
 
     def query_rows(self, projected: Tensor, tail: Tail) -> tuple[Tensor, Tail]:
         if self.in_place(projected):
-            (queries,), _ = self.made_in_place(projected, tail, [1.0])
+            (queries,) = self.made_in_place(projected, tail, [1.0])
             return queries, tail
         if self.by_kernel(projected):
             queries, after = self.made_at_once(projected, tail, [1.0])
@@ -157,18 +177,12 @@ class NeuralMemory(nn.Module):
         """Whether there is one token, and our kernel may write over the tail."""
         return self.conv is not None and is_given_up() and token.takes(projected, self.head_dim, self.conv.width)
 
-    def made_in_place(
-        self, projected: Tensor, tail: Tail, lengths: list[float], x: Tensor | None = None
-    ) -> tuple[list[Tensor], Tensor]:
-        """By that kernel: of each part rows [batch, heads, 1, head_dim] and, from x, gates [gates, batch, heads, 1]."""
+    def made_in_place(self, projected: Tensor, tail: Tail, lengths: list[float]) -> list[Tensor]:
+        """By that kernel: of each part rows [batch, heads, 1, head_dim]."""
         assert self.conv is not None
         assert isinstance(tail, Tensor)
-        gating = None
-        if x is not None:
-            kind = self.decay, "threshold" in self.gate_names, self.largest_rate
-            gating = token.Gating(x, self.gates.weight, self.gates.bias, *kind)
         weight = self.conv.weight[:, 0, : projected.shape[-1]]
-        return token.run(projected, weight, tail, None, [self.heads] * len(lengths), lengths, UNIT_EPSILON, gating)
+        return token.run(projected, weight, tail, None, [self.heads] * len(lengths), lengths, UNIT_EPSILON)
 
     def recall(self, queries: Tensor, held: Weights) -> Tensor:
         """What a memory that stands still says to queries, [batch, time, heads, head_dim]."""
