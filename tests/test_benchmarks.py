@@ -410,7 +410,7 @@ def test_decoding_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
         assert statistics.median(line["milliseconds_by_round"]) == pytest.approx(1e3 * seconds)
         assert line["prefill_tokens_per_second"] == pytest.approx(line["batch"] * 96 / line["prefill_seconds"])
         assert not line["replayed"], "there is no GPU to record for"
-        assert line["apart_from_reading"] < 0.01, "what is written is what would have been read"
+        assert line["apart_from_reading"] < 0.01, "a token says what it says in a text"
     memory = [line["state_bytes"] for line in lines if line["contestant"] == "titans-lmm"]
     assert memory[0] == memory[1]
     assert [line.split()[0] for line in said.splitlines()[-6:]] == list(competing) * 2
@@ -491,7 +491,7 @@ def test_a_context_is_read_in_pieces_of_lengths_that_were_warmed_up(
     assert module("gpu").main([*small, "--lengths", str(length), "--contestants", "titans-mag"]) == 0
     pieces = [16] * (length // 16) + [length % 16] * bool(length % 16)
     several = [one for one in read if one > 1]
-    # Behind them, at last, what was written token by token.
+    # At last what had been decoded token by token.
     assert several == [*rehearsed, *pieces, decoding.DECODED]
     assert read[: len(several) - 1] == several[:-1]
 
