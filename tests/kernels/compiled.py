@@ -43,6 +43,8 @@ from tests.kernels.patience import require_patience
 from tests.memory.cases import Fields
 
 HEADS, TIME, WIDTH, HIDDEN = 2, 256, 64, 128
+MANY = 24
+"""Heads of a layer that is wider than what its kernels multiply at once."""
 ROOM = 232_448
 """Bytes of shared memory that a program may have on Hopper."""
 IN_64_BITS = {"look_kernel"}
@@ -217,13 +219,22 @@ def decode(batch: int, hidden: int, spec: MemorySpec) -> None:
     _, state = token.run(queries, keys, values, gates, state, spec, outer)
     token.run_over(queries, keys, values, gates, state, spec, outer)
     token.recall(queries, state.weights, spec, outer)
-    dim, kinds = HEADS * WIDTH, 2 + spec.has_momentum + (spec.bias == "huber")
+    dim = HEADS * WIDTH
     asking = queries[:, :, 0], torch.randn(4, dim), torch.randn(batch, 3, dim).bfloat16(), 1e-6
     token.recall_over(asking, state.weights, state.point, (state.position, 64), spec, outer)
+    for heads, norm in ((HEADS, None), (MANY, torch.ones(WIDTH))):
+        owner = begin(Memory(matrices(batch, heads), matrices(batch, heads) if spec.has_momentum else None))
+        lending = Outer(torch.ones(heads, WIDTH), torch.zeros(heads, WIDTH), matrices(heads))
+        made = bringing(batch, heads, 2 + spec.has_momentum + (spec.bias == "huber"), spec.bias == "huber", norm)
+        token.run_of(made, owner._replace(weights=matrices(batch, heads)), spec, lending)
+
+
+def bringing(batch: int, heads: int, gates: int, threshold: bool, norm: Tensor | None) -> Projected:
+    """What a token is made of, in a layer of this many heads."""
+    dim = heads * WIDTH
     projected, tail = torch.randn(batch, 3 * dim).bfloat16(), torch.randn(batch, 3, 3 * dim).bfloat16()
-    gating = torch.randn(batch, dim).bfloat16(), torch.randn(kinds * HEADS, dim), torch.randn(kinds * HEADS)
-    made = Projected(projected, torch.randn(4, 3 * dim), tail, *gating, 1e-6, True, spec.bias == "huber", 0.5)
-    token.run_of(made, state, spec, outer)
+    gating = torch.randn(batch, dim).bfloat16(), torch.randn(gates * heads, dim), torch.randn(gates * heads)
+    return Projected(projected, torch.randn(4, 3 * dim), tail, *gating, 1e-6, True, threshold, 0.5, norm, 1e-6)
 
 
 def recur(groups: int, heads: int, key_dim: int, value_dim: int) -> None:

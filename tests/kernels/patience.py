@@ -15,7 +15,7 @@ LOADED = re.compile(r"ld\.global\S*\s.*\[\s*(%\w+)")
 EARLY = {
     "token_kernel": {
         *(f"{name}_{number}" for name in ("point", "weights", "velocity", "anchor") for number in (1, 2)),
-        *("position", "gain", "shift", "weight", "tail", "gate_weight", "gate_bias"),
+        *("position", "gain", "shift", "weight", "tail", "gate_weight", "gate_bias", "read_norm"),
     },
     "token_recall_kernel": {"first", "second", "position", "gain", "shift", "weight", "tail"},
     "recur_kernel": {"state"},

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.kernels.memory import token as memory_token
 from lockstep.kernels.record import backend, recorded_in
@@ -92,6 +92,14 @@ def drawn(size: Size, dtype: torch.dtype = torch.float32, kind: str = USUAL) -> 
     return layer.to(DEVICE, dtype)
 
 
+@torch.no_grad()
+def read_norm(size: Size, dtype: torch.dtype) -> nn.RMSNorm:
+    """With weights of both signs, and an epsilon that tells."""
+    norm = nn.RMSNorm(size.width, eps=1e-2)
+    norm.weight.copy_(torch.randn(size.width, generator=torch.Generator().manual_seed(2)))
+    return norm.to(DEVICE, dtype)
+
+
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
@@ -120,19 +128,20 @@ def ran() -> Iterator[set[str]]:
 
 
 @torch.no_grad()
-def require_close(size: Size, dtype: torch.dtype, bound: float, kind: str = USUAL) -> None:
+def require_close(size: Size, dtype: torch.dtype, bound: float, kind: str = USUAL, normed: bool = False) -> None:
     """Over more tokens than a tail and a chunk have: what is read, and all of the state."""
     layer = drawn(size, dtype, kind)
-    exact = copy.deepcopy(layer).double()
+    exact, norm = copy.deepcopy(layer).double(), read_norm(size, dtype) if normed else None
+    exact_norm = None if norm is None else copy.deepcopy(norm).double()
     state = begun(layer, size.batch)
     theirs: NeuralState = map_state(doubled, state)
     for t in range(size.taps + 4):
         x = normal(size.batch, 1, layer.dim, seed=100 + t, dtype=dtype)
         projected = layer.qkv(x).double()  # which is rounded: both go on from the same
         exact.qkv.forward = lambda _, projected=projected: projected  # type: ignore[method-assign, misc]
-        wanted, theirs = exact.step(x.double(), theirs)
+        wanted, theirs = exact.step(x.double(), theirs, norm=exact_norm)
         with given_up(), ran() as kernels:
-            found, after = layer.step(x, state)
+            found, after = layer.step(x, state, norm=norm)
         assert kernels == {"memory token"}
         assert after.tail is state.tail
         assert found.dtype is dtype
@@ -152,6 +161,15 @@ def test_sizes(size: Size, dtype: torch.dtype, bound: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gates_that_are_there(kind: str) -> None:
     require_close(Size(), torch.float32, EXACTLY, kind)
+
+
+@pytest.mark.parametrize("programs", [1, FEW], ids="{} programs".format)
+@pytest.mark.parametrize(("dtype", "bound"), PRECISIONS, ids=str)
+def test_a_norm_of_what_is_read(
+    dtype: torch.dtype, bound: float, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_operator, "PROGRAMS", programs)
+    require_close(Size(heads=3), dtype, bound, normed=True)
 
 
 def test_one_program_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +203,7 @@ def given(size: Size) -> tuple[Any, ...]:
     layer = drawn(size)
     state, x = begun(layer, size.batch), normal(size.batch, 1, layer.dim, seed=1)
     layer.requires_grad_(False)
-    projected = layer.bringing(layer.qkv(x), x, state.tail)
+    projected = layer.bringing(layer.qkv(x), x, state.tail, read_norm(size, torch.float32).requires_grad_(False))
     held = [list(pair) for pair in state.memory[:3]]
     around, setting = memory_token.around(state.memory, layer.spec, layer.outer), memory_token.setting_of(layer.spec)
     return *projected, *around, *held, state.memory.position, *setting
@@ -200,7 +218,7 @@ def test_nothing_but_tail_and_state_is_written_over() -> None:
     token_operator.memory_token_of_(*arguments)
     for place, (one, other) in enumerate(zip(arguments, before, strict=True)):
         if isinstance(one, Tensor):
-            assert torch.equal(one, other) == (place not in (2, 17)), place
+            assert torch.equal(one, other) == (place not in (2, 19)), place
     assert torch.equal(room[[0, 4]], around[[0, 4]])
 
 
@@ -254,11 +272,17 @@ def test_a_compiler_takes_it_in_one_graph() -> None:
     torch.testing.assert_close(state.tail, last.tail)
 
 
-@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "yaad", "moneta", "memora", "ttt-mlp", "linear"])
+@pytest.mark.parametrize(
+    "name", ["titans-lmm", "titans-mac", "titans-mal", "yaad", "moneta", "memora", "ttt-mlp", "linear"]
+)
 @torch.inference_mode()
 def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by torch. TTT's rows are made otherwise, and of a linear memory's token ours makes the rows alone."""
-    fields: dict[str, Any] = {"linear": {"memory_depth": 1}, "titans-mac": {"segment": 16}}.get(name, {})
+    fields: dict[str, Any] = {
+        "linear": {"memory_depth": 1},
+        "titans-mac": {"segment": 16},
+        "titans-mal": {"window": 8},
+    }.get(name, {})
     architecture = "titans-lmm" if name == "linear" else name
     sizes = {"vocab_size": 17, "max_length": 64, "dim": 32, "depth": 1, "heads": 2, "chunk": 16}
     model = build(architecture, **sizes, **fields).to(DEVICE).eval()

@@ -1,4 +1,7 @@
-"""What a token brings to a memory, as the kernel of `token_step` takes it: rows and gates, or what they are made of."""
+"""What a token brings to a memory, as the kernel of `token_step` takes it: rows and gates, or what they are made of.
+
+In the latter case it may also say how what is read is normalised.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ class Given(NamedTuple):
     @property
     def tensors(self) -> list[Tensor | None]:
         """As the kernel takes them."""
-        return [*self, *[None] * 5]
+        return [*self, *[None] * 6]
 
     @property
     def constants(self) -> dict[str, Any]:
         """Of what makes rows and gates: nothing."""
-        kind = {"DECAY": True, "THRESHOLD": False, "LARGEST": 0.0, "EPSILON": 0.0}
+        kind = {"DECAY": True, "THRESHOLD": False, "LARGEST": 0.0, "EPSILON": 0.0, "READ_EPSILON": 0.0}
         return kind | {"weight_stride": 0, "TAPS": 0, "DIM": 0, "BLOCK": 0}
 
 
@@ -50,14 +53,16 @@ class Projected(NamedTuple):
     """Whether the last one is a threshold."""
     largest: float
     """Rate."""
+    read_norm: Tensor | None  # [width]: the weight of a norm of what each head has read, if there is to be one
+    read_epsilon: float
 
     @property
     def tensors(self) -> list[Tensor | None]:
-        return [self.queries, *[None] * 6, *self[1:6]]
+        return [self.queries, *[None] * 6, *self[1:6], self.read_norm]
 
     @property
     def constants(self) -> dict[str, Any]:
         dim = self.x.shape[-1]
         kind = {"DECAY": self.decay, "THRESHOLD": self.threshold, "LARGEST": self.largest, "EPSILON": self.epsilon}
         sizes = {"TAPS": self.weight.shape[0], "DIM": dim, "BLOCK": min(1 << (dim - 1).bit_length(), AT_ONCE)}
-        return kind | sizes | {"weight_stride": self.weight.stride(0)}
+        return kind | sizes | {"weight_stride": self.weight.stride(0), "READ_EPSILON": self.read_epsilon}

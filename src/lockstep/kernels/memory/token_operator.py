@@ -176,8 +176,8 @@ def _(queries: Tensor, *_: Any) -> Tensor:
     "lockstep::memory_token_of_",
     mutates_args=("tail", "point", "weights", "velocity", "position"),
     schema="(Tensor projected, Tensor weight, Tensor(e!) tail, Tensor x, Tensor gate_weight, Tensor gate_bias,"
-    f" float epsilon, bool decay, bool has_threshold, float largest, {SURROUNDINGS}, {STATE_WRITTEN}, {SETTING})"
-    " -> Tensor",
+    " float epsilon, bool decay, bool has_threshold, float largest, Tensor? read_norm, float read_epsilon,"
+    f" {SURROUNDINGS}, {STATE_WRITTEN}, {SETTING}) -> Tensor",
 )
 def memory_token_of_(*arguments: Any) -> Tensor:
     """The same of what is projected, written over its tail as well."""

@@ -20,8 +20,8 @@ from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.memory.token_operator import CONSTANTS, KIND, LENT
 from lockstep.kernels.memory.token_step import lent, read_from, through_first, through_second
 from lockstep.kernels.record import record
-from lockstep.kernels.rows.single import put_tail, row_of, tail_of
-from lockstep.kernels.rows.walking import offset_of, scale_of, taps_of
+from lockstep.kernels.rows.single import convolved_before, put_tail, row_of, staying
+from lockstep.kernels.rows.walking import scale_of
 from lockstep.kernels.succession import IN_TURN, started
 from lockstep.kernels.waiting import await_the_one_before
 
@@ -69,16 +69,16 @@ def token_recall_kernel(
         begins = tl.load(position + index // heads).to(tl.int32) % segment == 0
     if tail is not None:
         tail += (index // heads * (TAPS - 1) * heads + head).to(tl.int64) * WIDTH
-        before = tail_of(tail, heads * WIDTH, WIDTH, TAPS)
-        taps, offset = taps_of(weight + head * WIDTH, weight_stride, WIDTH, TAPS), offset_of(None, 0, WIDTH)
+        said, last = convolved_before(tail, weight + head * WIDTH, None, 0, heads * WIDTH, weight_stride, WIDTH, TAPS)
+        left = staying(tail, heads * WIDTH, WIDTH, TAPS)
     await_the_one_before(OVERLAPS)
     x = tl.load(queries + row * WIDTH + wide)
     query = x.to(tl.float32)
     if tail is not None:
-        query = row_of(x, before, taps, offset, TAPS)
+        query = row_of(x, said, last)
         query *= scale_of(query, EPSILON)
         tl.debug_barrier()  # all of the tail is read before any of it is written
-        put_tail(tail, before, x, heads * WIDTH, WIDTH, TAPS)
+        put_tail(tail, left, x, heads * WIDTH, WIDTH, TAPS)
     if held_1 is not None:
         if begins:
             whole_1, whole_2 = tl.load(held_1 + at_1), tl.load(held_2 + at_2)

@@ -28,8 +28,8 @@ from lockstep.kernels.memory.heads import last_error, mean, normalised, said
 from lockstep.kernels.memory.retentions import along_weights, measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.memory.token_gates import gates_of, linear_of, one_of
-from lockstep.kernels.rows.single import put_tail, row_of, tail_of
-from lockstep.kernels.rows.walking import offset_of, scale_of, taps_of
+from lockstep.kernels.rows.single import convolved_before, put_tail, row_of, staying
+from lockstep.kernels.rows.walking import scale_of
 from lockstep.kernels.waiting import await_the_one_before
 
 
@@ -84,6 +84,7 @@ def token_kernel(
     given: tl.tensor,  # [batch, DIM], what the layer is given
     gate_weight: tl.tensor,  # [gates × heads, DIM]
     gate_bias: tl.tensor,  # [gates × heads]
+    read_norm: tl.tensor,  # [WIDTH]: the weight of a norm of what each head has read; or nothing
     gain: tl.tensor,  # [heads, WIDTH]
     shift: tl.tensor,
     stood: tl.tensor,  # [rows, WIDTH]: under kl what units of the first matrix hold, on average
@@ -116,6 +117,7 @@ def token_kernel(
     DECAY: tl.constexpr,
     THRESHOLD: tl.constexpr,
     LARGEST: tl.constexpr,
+    READ_EPSILON: tl.constexpr,
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -143,6 +145,7 @@ def token_kernel(
     at = tl.load(position + sample)
     wide = tl.arange(0, WIDTH)[None, :]
     g, s = lent(gain, head * WIDTH + wide, 1.0), lent(shift, head * WIDTH + wide, 0.0)
+    read_gain = lent(read_norm, wide, 1.0)
     own_1 = part * UNITS + turned(HIDDEN, WIDTH, UNITS)
     own_2 = part * UNITS * WIDTH + place(WIDTH, UNITS, WIDTH)
     at_1, at_2 = row * SIZE + own_1, row * SIZE + own_2
@@ -162,15 +165,14 @@ def token_kernel(
         if anchor_1 is not None:
             led = mean(tl.load(anchor_1 + first + turned(HIDDEN, WIDTH, HIDDEN)).to(tl.float32), 0)
     if tail is not None:
-        part_of, channels = heads * WIDTH, 3 * heads * WIDTH
-        own_tail = tail + sample.to(tl.int64) * (TAPS - 1) * channels + head * WIDTH
-        own_weight = weight + head * WIDTH
-        queries_before = tail_of(own_tail, channels, WIDTH, TAPS)
-        keys_before = tail_of(own_tail + part_of, channels, WIDTH, TAPS)
-        values_before = tail_of(own_tail + 2 * part_of, channels, WIDTH, TAPS)
-        query_taps = taps_of(own_weight, weight_stride, WIDTH, TAPS)
-        key_taps = taps_of(own_weight + part_of, weight_stride, WIDTH, TAPS)
-        value_taps = taps_of(own_weight + 2 * part_of, weight_stride, WIDTH, TAPS)
+        # Of a convolution its sum is kept across the waiting: for its tiles matrices leave no room.
+        dim, channels = heads * WIDTH, 3 * heads * WIDTH
+        query_tail = tail + sample.to(tl.int64) * (TAPS - 1) * channels + head * WIDTH
+        key_tail, value_tail = query_tail + dim, query_tail + 2 * dim
+        own = weight + head * WIDTH
+        asked, asks = convolved_before(query_tail, own, None, 0, channels, weight_stride, WIDTH, TAPS)
+        named, names = convolved_before(key_tail, own + dim, None, 0, channels, weight_stride, WIDTH, TAPS)
+        told, tells = convolved_before(value_tail, own + 2 * dim, None, 0, channels, weight_stride, WIDTH, TAPS)
         linear = linear_of(gate_weight, gate_bias, head, heads, DIM, BLOCK, DECAY, MOVES, THRESHOLD)
     await_the_one_before(OVERLAPS)
     if tail is None:
@@ -182,13 +184,10 @@ def token_kernel(
         coasting = 0.0 if momentum is None else tl.load(momentum + row)
     else:
         projected = queries + (sample * 3 * heads + head).to(tl.int64) * WIDTH + wide
-        offset = offset_of(None, 0, WIDTH)
-        new_query, new_key = tl.load(projected), tl.load(projected + part_of)
-        new_value = tl.load(projected + 2 * part_of)
+        new_query, new_key, new_value = tl.load(projected), tl.load(projected + dim), tl.load(projected + 2 * dim)
+        query, key = row_of(new_query, asked, asks), row_of(new_key, named, names)
+        value = row_of(new_value, told, tells)
         gates = gates_of(given + sample.to(tl.int64) * DIM, linear, DIM, BLOCK, DECAY, MOVES, THRESHOLD, LARGEST)
-        query = row_of(new_query, queries_before, query_taps, offset, TAPS)
-        key = row_of(new_key, keys_before, key_taps, offset, TAPS)
-        value = row_of(new_value, values_before, value_taps, offset, TAPS)
         query *= scale_of(query, EPSILON)
         key *= scale_of(key, EPSILON)
         kept, step, coasting, turn = one_of(gates, 0), one_of(gates, 1), one_of(gates, 2), one_of(gates, 3)
@@ -237,19 +236,26 @@ def token_kernel(
         tl.store(parts + (row * SPLIT + part) * WIDTH + wide, answer)
         finished = is_last(arrived + row, SPLIT)
     else:
-        tl.debug_barrier()  # all of the weights are written before any is copied, and all of the tail has been read
+        tl.debug_barrier()  # all of the weights are written before any of them is copied
         finished = True
     if finished:
-        told = answer
-        if SPLIT > 1:
-            told = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
-        # Nobody reads the old point of this row any more, nor its tail, nor the old position for it.
         if tail is not None:
-            put_tail(own_tail, queries_before, new_query, channels, WIDTH, TAPS)
-            put_tail(own_tail + part_of, keys_before, new_key, channels, WIDTH, TAPS)
-            put_tail(own_tail + 2 * part_of, values_before, new_value, channels, WIDTH, TAPS)
+            query_left = staying(query_tail, channels, WIDTH, TAPS)
+            key_left = staying(key_tail, channels, WIDTH, TAPS)
+            value_left = staying(value_tail, channels, WIDTH, TAPS)
+        whole = answer
+        if SPLIT > 1:
+            whole = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
+        # Nobody reads the old point of this row any more, nor the old position for it; nor, behind a barrier, its tail.
+        if tail is not None:
+            tl.debug_barrier()
+            put_tail(query_tail, query_left, new_query, channels, WIDTH, TAPS)
+            put_tail(key_tail, key_left, new_key, channels, WIDTH, TAPS)
+            put_tail(value_tail, value_left, new_value, channels, WIDTH, TAPS)
         advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
-        read = read_from(tl.sum(told, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
+        read = read_from(tl.sum(whole, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
+        if read_norm is not None:
+            read *= tl.rsqrt(mean(read * read, 1) + READ_EPSILON) * read_gain
         tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
         if IN_PLACE:
             where = row * SIZE + tl.arange(0, SIZE)

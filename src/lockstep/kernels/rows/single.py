@@ -6,30 +6,50 @@ import triton
 import triton.language as tl
 
 from lockstep.kernels.memory.activations import activate
-from lockstep.kernels.rows.walking import convolved, extended
+from lockstep.kernels.rows.walking import extended, offset_of
 
 
 @triton.jit
-def tail_of(tail: tl.tensor, channels: int, WIDTH: tl.constexpr, TAPS: tl.constexpr) -> tl.tuple:
-    """What came before, TAPS - 1 times [1, WIDTH], which lie `channels` apart."""
-    before = ()
+def convolved_before(
+    tail: tl.tensor,  # TAPS - 1 times [WIDTH], `channels` apart
+    weight: tl.tensor,  # TAPS times [WIDTH], `stride` apart
+    bias: tl.tensor,
+    column: int,
+    channels: int,
+    stride: int,
+    WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """What a convolution says of what came before a token, and what it multiplies the token with; [1, WIDTH] each."""
+    wide = tl.arange(0, WIDTH)[None, :]
+    said = offset_of(bias, column, WIDTH)
     for tap in tl.static_range(TAPS - 1):
-        before = extended(before, tl.load(tail + tap * channels + tl.arange(0, WIDTH)[None, :]))
-    return before
+        numbers = tl.load(weight + tap * stride + wide).to(tl.float32)
+        said += tl.load(tail + tap * channels + wide).to(tl.float32) * numbers
+    return said, tl.load(weight + (TAPS - 1) * stride + wide).to(tl.float32)
 
 
 @triton.jit
-def row_of(x: tl.tensor, before: tl.tuple, taps: tl.tuple, offset: tl.tensor, TAPS: tl.constexpr) -> tl.tensor:
+def row_of(x: tl.tensor, said: tl.tensor, last: tl.tensor) -> tl.tensor:
     """[1, WIDTH] in 32 bits, of any length."""
-    return activate(convolved(before, x, taps, offset, TAPS), "silu")
+    return activate(said + x.to(tl.float32) * last, "silu")
+
+
+@triton.jit
+def staying(tail: tl.tensor, channels: int, WIDTH: tl.constexpr, TAPS: tl.constexpr) -> tl.tuple:
+    """What is left of a tail when a token is added: all but the first, [1, WIDTH] each."""
+    left = ()
+    for tap in tl.static_range(1, TAPS - 1):
+        left = extended(left, tl.load(tail + tap * channels + tl.arange(0, WIDTH)[None, :]))
+    return left
 
 
 @triton.jit
 def put_tail(
-    tail: tl.tensor, before: tl.tuple, x: tl.tensor, channels: int, WIDTH: tl.constexpr, TAPS: tl.constexpr
+    tail: tl.tensor, left: tl.tuple, x: tl.tensor, channels: int, WIDTH: tl.constexpr, TAPS: tl.constexpr
 ) -> None:
-    """Over what came before, which everybody must have read."""
+    """With the token behind it, over the old one, which everybody must have read."""
     wide = tl.arange(0, WIDTH)[None, :]
     for tap in tl.static_range(TAPS - 2):
-        tl.store(tail + tap * channels + wide, before[tap + 1])
+        tl.store(tail + tap * channels + wide, left[tap])
     tl.store(tail + (TAPS - 2) * channels + wide, x.to(tail.dtype.element_ty))

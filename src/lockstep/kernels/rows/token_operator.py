@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.record import record
-from lockstep.kernels.rows.single import put_tail, row_of, tail_of
-from lockstep.kernels.rows.walking import offset_of, scale_of, taps_of
+from lockstep.kernels.rows.single import convolved_before, put_tail, row_of, staying
+from lockstep.kernels.rows.walking import scale_of
 from lockstep.kernels.succession import started
 from lockstep.kernels.waiting import await_the_one_before
 
@@ -47,18 +47,18 @@ def token_rows_kernel(
     sample, head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(0)
     column, channels, wide = head * WIDTH, heads * WIDTH, tl.arange(0, WIDTH)[None, :]
     tail += sample * (TAPS - 1) * channels + column
-    taps, offset = taps_of(weight + column, weight_stride, WIDTH, TAPS), offset_of(bias, column, WIDTH)
-    before = tail_of(tail, channels, WIDTH, TAPS)
+    said, last = convolved_before(tail, weight + column, bias, column, channels, weight_stride, WIDTH, TAPS)
+    left = staying(tail, channels, WIDTH, TAPS)
     # Of its part: the first head, how many there are, and the length of its vectors.
     first = tl.where(head < second, 0, tl.where(head < third, second, third))
     count = tl.where(head < second, second, tl.where(head < third, third, heads)) - first
     length = tl.where(head < second, FIRST_LENGTH, tl.where(head < third, SECOND_LENGTH, THIRD_LENGTH))
     await_the_one_before(OVERLAPS)
     x = tl.load(projected + sample * channels + column + wide)
-    y = row_of(x, before, taps, offset, TAPS)
+    y = row_of(x, said, last)
     y *= tl.where(length == 0, 1.0, scale_of(y, EPSILON) * length)
     tl.debug_barrier()  # all of the tail is read before any of it is written
-    put_tail(tail, before, x, channels, WIDTH, TAPS)
+    put_tail(tail, left, x, channels, WIDTH, TAPS)
     tl.store(rows + (batch * first + sample * count + head - first) * WIDTH + wide, y.to(rows.dtype.element_ty))
 
 

@@ -27,8 +27,8 @@ class MemoryAsLayer(AttentionAndMemory):
         if self.memory is None:
             return self.attention.forward(x)
         said = self.memory.step(x, None)[0]
-        above = never_kept(self.above, x, said)
-        y: Tensor = self.output(never_kept(self.joined, said, self.attention.mix(above)))
+        above = never_kept(self.above_read, x, said)
+        y: Tensor = self.output(never_kept(self.joined_read, said, self.attention.mix(above)))
         return y
 
     def step(self, x: Tensor, state: BothState | None) -> tuple[Tensor, BothState]:
@@ -37,20 +37,28 @@ class MemoryAsLayer(AttentionAndMemory):
         if self.memory is None or not isinstance(memory, NeuralState):
             y, cache = self.attention.step(x, state.attention)
             return y, BothState(cache, memory)
-        said, memory = self.memory.step(x, memory)
-        mixed, cache = self.attention.mix_on(self.above(x, said), state.attention)
-        return self.output(self.joined(said, mixed)), BothState(cache, memory)
+        normal, memory = self.memory.step(x, memory, norm=self.read_norm)
+        reads = normal.flatten(-2)
+        mixed, cache = self.attention.mix_on(self.above(x, reads), state.attention)
+        return self.output(self.joined(reads, mixed)), BothState(cache, memory)
 
     def reads(self, said: Tensor) -> Tensor:
-        """What the memory gives, [batch, time, dim]."""
+        """What the memory gives, [batch, time, dim], of what it said head by head."""
         assert self.read_norm is not None
         return per_head(self.read_norm, said)
 
-    def above(self, x: Tensor, said: Tensor) -> Tensor:
+    def above(self, x: Tensor, reads: Tensor) -> Tensor:
         """What attention sees of it."""
         assert self.norm is not None
-        return as_operand(normed(self.norm, x + self.reads(said)))
+        return as_operand(normed(self.norm, x + reads))
 
-    def joined(self, said: Tensor, mixed: Tensor) -> Tensor:
+    def joined(self, reads: Tensor, mixed: Tensor) -> Tensor:
         """What the output projection sees."""
-        return as_operand(self.reads(said) + mixed)
+        return as_operand(reads + mixed)
+
+    # Of a whole text the norm is computed again on the way back, for each of the two.
+    def above_read(self, x: Tensor, said: Tensor) -> Tensor:
+        return self.above(x, self.reads(said))
+
+    def joined_read(self, said: Tensor, mixed: Tensor) -> Tensor:
+        return self.joined(self.reads(said), mixed)

@@ -25,9 +25,12 @@ class MemoryLayer(Mixer):
         self.output = nn.Linear(memory.dim, memory.dim, bias=False)
 
     def step(self, x: Tensor, state: NeuralState | None) -> tuple[Tensor, NeuralState]:
-        reads, state = self.memory.step(x, state)
-        y: Tensor = self.output(recomputed(self.gated, reads, self.gate(x)))
-        return y, state
+        if state is not None:
+            normal, state = self.memory.step(x, state, norm=self.norm)
+            return self.output(normal.flatten(-2) * F.silu(self.gate(x))), state
+        # Of a whole text the norm is computed again on the way back.
+        reads, state = self.memory.step(x, None)
+        return self.output(recomputed(self.gated, reads, self.gate(x))), state
 
     def gated(self, reads: Tensor, gate: Tensor) -> Tensor:
         return per_head(self.norm, reads) * F.silu(gate)

@@ -87,23 +87,28 @@ class NeuralMemory(nn.Module):
         self.ablation: Ablation | None = None
         self.observer: Callable[[Observation], None] | None = None
 
-    def step(self, x: Tensor, state: NeuralState | None, position: int | None = None) -> tuple[Tensor, NeuralState]:
+    def step(
+        self, x: Tensor, state: NeuralState | None, position: int | None = None, norm: nn.RMSNorm | None = None
+    ) -> tuple[Tensor, NeuralState]:
         """What each token reads, [batch, time, heads, head_dim], and the state after the last of them.
 
-        None starts a sequence; `position` is where all samples stand, if that is known.
+        None starts a sequence; `position` is where all samples stand, if that is known. A norm is put on what each head
+        reads, in the same kernel where a single token has one.
         """
         if state is None:
             state, position = self.initial_state(x.shape[0]), 0
         qkv = self.qkv(x)
         if self.makes_all(qkv, state):
-            reads, memory = memory_token.run_of(self.bringing(qkv, x, state.tail), state.memory, self.spec, self.outer)
+            brought = self.bringing(qkv, x, state.tail, norm)
+            reads, memory = memory_token.run_of(brought, state.memory, self.spec, self.outer)
             return self.heard(reads), NeuralState(state.tail, memory)
         queries, keys, values, tail = never_kept(self.rows, qkv, state.tail, state.memory.position)
         gates = self.gate_values(x)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
             self.observer(Observation(queries, keys, values, gates, reads, state.memory, memory))
-        return self.heard(reads), NeuralState(tail, memory)
+        said = self.heard(reads)
+        return said if norm is None else normed(norm, said), NeuralState(tail, memory)
 
     def makes_all(self, qkv: Tensor, state: NeuralState) -> bool:
         """Whether our kernel takes a single token from its projections on, and writes over the state."""
@@ -111,10 +116,11 @@ class NeuralMemory(nn.Module):
         usual = type(self).rows is NeuralMemory.rows and self.ablation != "frozen" and self.observer is None
         return usual and self.in_place(qkv) and memory_token.knows(state.memory.weights, self.spec)
 
-    def bringing(self, qkv: Tensor, x: Tensor, tail: Tail) -> Projected:
+    def bringing(self, qkv: Tensor, x: Tensor, tail: Tail, norm: nn.RMSNorm | None) -> Projected:
         """What that kernel is given of a token."""
         assert self.conv is not None
         assert isinstance(tail, Tensor)
+        assert norm is None or norm.eps is not None
         return Projected(
             qkv[:, 0].contiguous(),
             self.conv.weight[:, 0],
@@ -126,6 +132,7 @@ class NeuralMemory(nn.Module):
             self.decay,
             "threshold" in self.gate_names,
             self.largest_rate,
+            *((None, 0.0) if norm is None else (norm.weight, norm.eps)),
         )
 
     def rows(self, qkv: Tensor, tail: Tail, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tail]:
