@@ -36,19 +36,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import os
 import platform
 import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
-from unittest.mock import patch
 
 import gpu_decoding
+import gpu_training
 import torch
 from device import found, measured_peaks, release
 from gpu_contestants import (
@@ -77,6 +74,7 @@ from gpu_training import (
     show_kernels,
     table,
 )
+from rehearsal import nothing_found_before, nothing_found_inside, rehearse
 from side_by_side import emit, say
 
 from lockstep.config.spec import nearest
@@ -106,6 +104,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def train(asked: argparse.Namespace, tflops: float) -> list[dict[str, Any]]:
     """The table of training, or the kernels of one contestant."""
     lines = []
+    if asked.profile is None:
+        with nothing_found_inside():
+            rehearse(gpu_training.rehearsed, parts(asked, asked.cases, gpu_training.invited), asked)
     for case in asked.cases:
         if asked.profile is not None:
             lines.append(show_kernels(asked.profile, case, asked))
@@ -120,22 +121,16 @@ def train(asked: argparse.Namespace, tflops: float) -> list[dict[str, Any]]:
 
 def decode(asked: argparse.Namespace, _: float) -> list[dict[str, Any]]:
     """The table of decoding, or the kernels of one contestant."""
+    cases = gpu_decoding.cases(asked.lengths, asked.several)
+    if asked.profile is None:
+        rehearse(gpu_decoding.rehearsed, parts(asked, cases, gpu_decoding.invited), asked)
     with nothing_found_before():
-        return decoded(asked, gpu_decoding.cases(asked.lengths, asked.several))
+        return decoded(asked, cases)
 
 
-@contextmanager
-def nothing_found_before() -> Iterator[None]:
-    """Torch's compiler tries out which kernels are best for single rows, and keeps on disk what it found.
-
-    Of kernels that take 2 µs it would take over what it found on a device that had other work.
-    """
-    # What torch itself adds to the environment, such as folders inside this one, is taken back as well.
-    with (
-        TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
-    ):
-        yield
+def parts(asked: argparse.Namespace, cases: Sequence[T], invited: Callable[[T], Sequence[str]]) -> list[tuple[str, T]]:
+    """Who is measured, case by case."""
+    return [(name, case) for case in cases for name in asked.contestants or invited(case)]
 
 
 def decoded(asked: argparse.Namespace, cases: Sequence[gpu_decoding.Case]) -> list[dict[str, Any]]:
@@ -222,6 +217,8 @@ def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: s
     add("--profile", type=one_of(known), metavar="NAME", help="only its kernels, by time")
     add("--top", type=number, default=TOP_KERNELS, help="kernels that a profile lists (default: %(default)s)")
     add("--rounds", type=number, default=5, help="turns that each contestant takes (default: %(default)s)")
+    beforehand = "that compile side by side before anybody is measured (default: none do)"
+    add("--processes", type=number, default=1, help=beforehand)
     full = "/".join(map(str, Size()))
     add("--size", type=size, default=full, help="dim/depth/heads, for a trial (default: %(default)s)")
     add("--device", type=device, default="cuda", help="cuda, cuda:1, or cpu for a trial (default: %(default)s)")
@@ -233,6 +230,7 @@ def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: s
         default="blocks",
         help="no torch.compile, and nothing recorded (default: block by block)",
     )
+    parser.set_defaults(layers=None)
 
 
 def who_competes(names: Sequence[str], usual: Sequence[str]) -> tuple[str, str, str]:

@@ -69,6 +69,8 @@ class Setting(NamedTuple):
     batch: int
     compiled: Compiled
     device: torch.device
+    layers: int | None = None
+    """That are built, if not all."""
 
 
 @dataclass
@@ -146,7 +148,7 @@ def replays(setting: Setting) -> bool:
 
 
 def ours(name: str, setting: Setting) -> tuple[nn.Module, float, dict[str, Any]]:
-    spec = specification(name, setting.size)
+    spec = specification(name, setting.size, setting.layers)
     cost = cost_on_meta(spec, setting.length)
     facts = {"non_embedding_parameters": cost.non_embedding_parameters, "hidden": spec.mlp_width}
     return spec.build(), cost.training_flops, facts
@@ -195,8 +197,14 @@ def compile_parts(model: nn.Module, compiled: Compiled) -> None:
             block.compile(dynamic=False)
 
 
+def specification(name: str, size: Size, layers: int | None = None) -> ModelSpec:
+    """With as many layers as it has, or with these alone."""
+    whole = matched(name, size)
+    return whole if layers is None else whole.model_copy(update={"depth": layers})
+
+
 @cache
-def specification(name: str, size: Size) -> ModelSpec:
+def matched(name: str, size: Size) -> ModelSpec:
     """As large as the baseline, at its width, depth and heads: the width of the SwiGLU gives way, or else the depth.
 
     Gated DeltaNet has heads like the guest's, because three quarters of a width are not divided by 8 heads into tiles.

@@ -26,11 +26,12 @@ from gpu_contestants import (
     guest,
     specification,
 )
-from gpu_training import GUESTS_AT, emit_kernels, in_groups, in_one_line, tell, times, verdict
+from gpu_training import GUESTS_AT, emit_kernels, in_groups, tell, times, verdict
 from guests import Outsider, OutsidersDecoder
 from peer import PEER
 from peer_writing import WritingPeer
-from side_by_side import emit, paired, say
+from rehearsal import nothing_found_before
+from side_by_side import emit, in_one_line, paired, say
 from torch import Tensor
 
 from lockstep.kernels.record import backend, recorded_in
@@ -185,6 +186,13 @@ def show_kernels(name: str, case: Case, asked: argparse.Namespace) -> dict[str, 
     return line
 
 
+@torch.inference_mode()
+def rehearsed(name: str, case: Case, asked: argparse.Namespace) -> None:
+    """All that reading and writing will compile has been then."""
+    with nothing_found_before():
+        prepared(name, case, asked)
+
+
 def prepared(name: str, case: Case, asked: argparse.Namespace) -> Writer:
     """Its context read, and first tokens decoded, which are then read as a text too, to see whether both say the same.
 
@@ -232,7 +240,7 @@ def built(name: str, asked: argparse.Namespace) -> LanguageModel | Outsider:
         elif name in GUESTS:
             model = guest(name, asked.size)
         else:
-            model = specification(name, asked.size).build()
+            model = specification(name, asked.size, asked.layers).build()
         lowered = not isinstance(model, Outsider) or model.lowered
         return model.to(asked.device, torch.bfloat16 if lowered else None).eval()
 

@@ -28,7 +28,7 @@ from gpu_contestants import (
     Setting,
     contestant,
 )
-from side_by_side import emit, paired, say
+from side_by_side import emit, in_one_line, paired, say
 from torch._dynamo.utils import counters
 
 from lockstep.kernels.record import backend, recorded_in
@@ -43,7 +43,6 @@ PEER_TOKENS = 4096
 TURN_SECONDS, SLOW_SECONDS = 3.0, 5.0
 """How long a turn of several steps may be, and from when on a step is too long to warm up every turn with one."""
 TOP_KERNELS = 25
-LONGEST_ERROR = 300
 CUT_OFF = "cut off before its first turn had ended"
 FAST = ("gated-deltanet", "mamba2")
 """Rivals that bars are set for."""
@@ -176,13 +175,23 @@ def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:
     batch = sequences(name, case, asked)
     while True:
         try:
-            return tried(name, Setting(asked.size, case.length, batch, asked.compiled, asked.device))
+            return tried(name, setting_of(case, batch, asked))
         except torch.OutOfMemoryError:
             if name not in GUESTS or batch == 1:
                 raise
         batch //= 2
         release(asked.device)
         say(f"{in_words(case)}: {name} does not fit; once more with {batch}")
+
+
+def setting_of(case: Case, batch: int, asked: argparse.Namespace) -> Setting:
+    return Setting(asked.size, case.length, batch, asked.compiled, asked.device, asked.layers)
+
+
+def rehearsed(name: str, case: Case, asked: argparse.Namespace) -> None:
+    """All that a step will compile has been then."""
+    one = contestant(name, setting_of(case, sequences(name, case, asked), asked))
+    one.learn(one.tokens)
 
 
 def tried(name: str, setting: Setting) -> Contestant:
@@ -321,7 +330,3 @@ def in_words(case: Case) -> str:
 def in_pace(names: Sequence[str], ready: Mapping[str, Contestant]) -> str:
     still = {name: ready[name].seconds_per_token[-1] for name in names if name in ready}
     return ", ".join(f"{name} {in_short(1 / seconds)}" for name, seconds in still.items())
-
-
-def in_one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_ERROR]

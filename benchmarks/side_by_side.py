@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import TokenLosses, token_losses
 
+LONGEST_ERROR = 300
+
 
 def mean_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Of the next tokens, as the training loop takes it; a peer's model gives logits."""
@@ -78,6 +80,10 @@ def report(
 
 def emit(line: Mapping[str, Any]) -> None:
     print(json.dumps(line), flush=True)
+
+
+def in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_ERROR]
 
 
 def say(text: str) -> None:

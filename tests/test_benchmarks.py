@@ -28,6 +28,7 @@ from lockstep.models.registry import build
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CPU = torch.device("cpu")
 SMALL = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--tokens", "256", "--lengths", "128", "--steps", "1")
+REHEARSED = ("--device", "cpu", "--no-compile", "--size", "32/2/2", "--processes", "2")
 COMPETING = ("transformer++", "titans-lmm", "titans-mag", "plain-transformer", "titans-pytorch")
 GUESTS = ("fla-gated-deltanet", "mamba-ssm-mamba2")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and LOCKSTEP_TEST_GPU=1")
@@ -462,16 +463,73 @@ def test_groups_are_warmed_up_and_measured_one_after_the_other(
     assert seen == [(name, group) for group in groups for name in (warmed, "take_turns", "take_turns")]
 
 
-def test_decoding_takes_over_nothing_that_was_found_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_takes_over_nothing_that_was_found_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "as it was")
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    with module("gpu").nothing_found_before():
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    with module("rehearsal").nothing_found_before():
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         assert list(folder.iterdir()) == []
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / ".triton" / "cache"), "where Triton keeps its own"
         os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
     assert not folder.exists()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "as it was"
     assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_what_was_found_beforehand_is_forgotten_and_what_was_compiled_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    (tmp_path / "aa").mkdir()
+    earlier, inside, compiled = (tmp_path / "aa" / name for name in ("1.best_config", "2.best_config", "2.py"))
+    earlier.touch()
+    with module("rehearsal").nothing_found_inside():
+        inside.touch()
+        compiled.touch()
+    assert set(tmp_path.rglob("*.*")) == {earlier, compiled}
+
+
+@pytest.mark.parametrize("measurement", ["training", "decoding"])
+def test_processes_compile_beforehand_what_is_ours(measurement: str, capfd: pytest.CaptureFixture[str]) -> None:
+    names = ("transformer++", *GUESTS, "titans-lmm", "titans-pytorch")
+    few = ("--tokens", "64", "--steps", "1") if measurement == "training" else ()
+    words = (*REHEARSED, "--lengths", "64", "--rounds", "1", "--contestants", ",".join(names))
+    assert module("gpu").main([measurement, *words, *few]) == 0
+    out, said = capfd.readouterr()
+    assert "\n2 processes compile beforehand\n" in said
+    beforehand = sorted(line for line in said.splitlines() if line.startswith("beforehand: "))
+    assert [line.split()[1] for line in beforehand] == ["titans-lmm", "transformer++"]
+    assert all(" at 64 is compiled after " in line for line in beforehand)
+    assert {json.loads(line).get("contestant") for line in out.splitlines()} == {None, *names}
+
+
+def test_processes_that_compile_beforehand_end_with_the_program() -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "training", *REHEARSED, "--lengths", "64,262144"]
+    with subprocess.Popen(
+        [*command, "--tokens", "64", "--contestants", "transformer++,titans-lmm"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stderr is not None
+        assert any("transformer++ at 64 is compiled" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        # Who lived on would hold its end of the pipe for minutes.
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in said
+
+
+def test_one_layer_stands_for_all_that_are_alike() -> None:
+    contestants = module("gpu_contestants")
+    for name in contestants.NAMES:
+        if name in (*contestants.GUESTS, *contestants.PEERS, contestants.PLAIN):
+            continue
+        whole, one = (contestants.specification(name, contestants.Size(), layers) for layers in (None, 1))
+        assert (one.depth, one.mlp_width) == (1, whole.mlp_width)
+        assert one.build().state_dict().keys() <= whole.build().state_dict().keys()
 
 
 @pytest.mark.parametrize(("length", "rehearsed"), [(40, [16, 16, 8]), (80, [16, 16, 16]), (16, [16]), (20, [16, 4])])

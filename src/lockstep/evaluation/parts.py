@@ -19,7 +19,7 @@ from lockstep.models.language_model import LanguageModel
 from lockstep.models.loss import token_losses
 from lockstep.models.mixers.attention import Attention
 from lockstep.models.mixers.mixer import Mixer
-from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState
+from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, normed
 from lockstep.models.mlp import Mlp, SwiGlu
 from lockstep.models.precision import autocast_to
 
@@ -214,13 +214,18 @@ def read_only(model: LanguageModel) -> Iterator[None]:
 
 
 def read_alone(
-    memory: NeuralMemory, x: Tensor, state: NeuralState | None, position: int | None = None
+    memory: NeuralMemory,
+    x: Tensor,
+    state: NeuralState | None,
+    position: int | None = None,
+    norm: nn.RMSNorm | None = None,
 ) -> tuple[Tensor, NeuralState]:
     """In the place of a memory's step: what its queries find in the memory as it stands."""
     state = memory.initial_state(x.shape[0]) if state is None else state
     tail = state.tail[..., : memory.dim] if isinstance(state.tail, Tensor) else state.tail
     queries, _ = memory.asking(x, tail)
-    return memory.recall(queries, state.memory.weights), state
+    said = memory.recall(queries, state.memory.weights)
+    return said if norm is None else normed(norm, said), state
 
 
 @contextmanager
