@@ -230,7 +230,7 @@ def add_shared(parser: argparse.ArgumentParser, known: Sequence[str], lengths: s
         default="blocks",
         help="no torch.compile, and nothing recorded (default: block by block)",
     )
-    parser.set_defaults(layers=None)
+    parser.set_defaults(one_of_each=False)
 
 
 def who_competes(names: Sequence[str], usual: Sequence[str]) -> tuple[str, str, str]:

@@ -69,8 +69,8 @@ class Setting(NamedTuple):
     batch: int
     compiled: Compiled
     device: torch.device
-    layers: int | None = None
-    """That are built, if not all."""
+    one_of_each: bool = False
+    """Whether a layer of each kind stands for all."""
 
 
 @dataclass
@@ -148,7 +148,7 @@ def replays(setting: Setting) -> bool:
 
 
 def ours(name: str, setting: Setting) -> tuple[nn.Module, float, dict[str, Any]]:
-    spec = specification(name, setting.size, setting.layers)
+    spec = specification(name, setting.size, setting.one_of_each)
     cost = cost_on_meta(spec, setting.length)
     facts = {"non_embedding_parameters": cost.non_embedding_parameters, "hidden": spec.mlp_width}
     return spec.build(), cost.training_flops, facts
@@ -197,10 +197,10 @@ def compile_parts(model: nn.Module, compiled: Compiled) -> None:
             block.compile(dynamic=False)
 
 
-def specification(name: str, size: Size, layers: int | None = None) -> ModelSpec:
-    """With as many layers as it has, or with these alone."""
+def specification(name: str, size: Size, one_of_each: bool = False) -> ModelSpec:
+    """With as many layers as it has, or with one of each kind."""
     whole = matched(name, size)
-    return whole if layers is None else whole.model_copy(update={"depth": layers})
+    return whole.model_copy(update={"depth": whole.period}) if one_of_each else whole
 
 
 @cache

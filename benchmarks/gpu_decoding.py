@@ -240,7 +240,7 @@ def built(name: str, asked: argparse.Namespace) -> LanguageModel | Outsider:
         elif name in GUESTS:
             model = guest(name, asked.size)
         else:
-            model = specification(name, asked.size, asked.layers).build()
+            model = specification(name, asked.size, asked.one_of_each).build()
         lowered = not isinstance(model, Outsider) or model.lowered
         return model.to(asked.device, torch.bfloat16 if lowered else None).eval()
 

@@ -185,7 +185,7 @@ def warmed(name: str, case: Case, asked: argparse.Namespace) -> Contestant:
 
 
 def setting_of(case: Case, batch: int, asked: argparse.Namespace) -> Setting:
-    return Setting(asked.size, case.length, batch, asked.compiled, asked.device, asked.layers)
+    return Setting(asked.size, case.length, batch, asked.compiled, asked.device, asked.one_of_each)
 
 
 def rehearsed(name: str, case: Case, asked: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
-"""Compiling before anybody is measured, by several processes at once; one layer of each contestant, as all are alike.
+"""Compiling before anybody is measured, by several processes at once.
 
-What compilers leave on disk is found again by whoever is measured. What they found best is not to be: the device had
-other work while they tried it out.
+Of each contestant one layer of each kind is built: all others are like it. What compilers leave on disk is found again
+by whoever is measured. What they found best is not to be: the device had other work while they tried it out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rehearse(play: Play, parts: Sequence[Part], asked: argparse.Namespace) -> No
     if count < 2:
         return
     context = multiprocessing.get_context("spawn")
-    alike = argparse.Namespace(**{**vars(asked), "layers": 1})
+    alike = argparse.Namespace(**{**vars(asked), "one_of_each": True})
     # Each compiles by processes of its own, all together as many as the machine has cores.
     threads = max((os.cpu_count() or 1) // count, 1)
     running = [context.Process(target=play_all, args=(play, parts[first::count], alike)) for first in range(count)]

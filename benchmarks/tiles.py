@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import torch
 from device import found, seconds_of
 from gpu import listed, number
-from gpu_training import in_one_line
-from side_by_side import emit, say
+from side_by_side import emit, in_one_line, say
 
 from lockstep.models.rotary import table
 
