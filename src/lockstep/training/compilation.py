@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from lockstep.kernels import succession
@@ -22,16 +24,34 @@ def compile_steps(model: LanguageModel) -> None:
     """The same for `step`, by which texts are read and written.
 
     Torch's compiler then writes products with a single row itself, into one kernel with the sums that follow them, and
-    tries out how they are best shared among programs: a library's are made for more rows. Its kernels begin early, as
-    ours do (`lockstep.kernels.succession`): they wait before they load what the kernel before them wrote, and behind
-    an operator before they load anything.
+    tries out how they are best shared among programs: a library's are made for more rows. Its kernels begin early
+    (`lockstep.kernels.succession`), here and not in a `Decoder` alone: the first of a graph waits before it loads
+    anything, so that they know who wrote what.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
+    options: dict[str, Any] = {
+        "coordinate_descent_tuning": True,
+        "triton.enable_pdl": succession.wanted(),
+        "_post_fusion_custom_pass": in_turn_unless_all_load,
+    }
     for block in model.layers:
-        compiled = torch.compile(
-            block.step,
-            dynamic=False,
-            options={"coordinate_descent_tuning": True, "triton.enable_pdl": succession.wanted()},
-        )
+        compiled = torch.compile(block.step, dynamic=False, options=options)
         # On the block itself, where `compile` of its forward would be too.
         object.__setattr__(block, "step", compiled)
+
+
+def in_turn_unless_all_load(nodes: list[Any]) -> list[Any]:
+    """The kernels of a graph, as they are: torch's compiler asks for this before it writes them.
+
+    Its kernels wait for the one before them where they load: ahead of it, or behind it if that one wrote nothing of
+    what is loaded. One that loads nothing ends without waiting, and who comes behind it would not know whether those
+    ahead of it have ended. Where there is one, all of the graph start in turn. With a function here, newer versions of
+    torch (2.13) keep kernels from one process to the next, but no graphs.
+    """
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
+
+    kernels = (node for node in nodes if isinstance(node, (SchedulerNode, FusedSchedulerNode)))
+    if not all(any(isinstance(read, MemoryDep) for read in kernel.read_writes.reads) for kernel in kernels):
+        torch._inductor.config.triton.enable_pdl = False  # until this graph is written
+    return nodes

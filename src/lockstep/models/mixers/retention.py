@@ -64,8 +64,13 @@ class Retention(Mixer):
         return y, RetentionState(memory, position + x.shape[1])
 
     def log_keep(self, like: Tensor) -> Tensor:
-        """[heads]; computed anew, because a buffer would be rounded with the model."""
-        return torch.log1p(-torch.exp2(-5 - torch.arange(self.heads, device=like.device, dtype=like.dtype)))
+        """[heads]; no buffer, which would be rounded with the model."""
+        if not torch.compiler.is_compiling():
+            return log_keeps(self.heads, like.dtype, like.device)
+        # A compiled kernel that made them would load nothing, and no kernel beside it begin early: see `compile_steps`.
+        from lockstep.models.mixers.prepared import prepared
+
+        return prepared(log_keeps, self.heads, like.dtype, like.device)
 
     def gated(self, reads: Tensor, gate: Tensor) -> Tensor:
         exact = reads.to(arithmetic(reads.dtype))
@@ -84,3 +89,8 @@ class Retention(Mixer):
             decoding_extra=decayed_flops(1, self.chunk, *sizes) - forward,
             state_bytes=self.dim * self.value_dim * arithmetic(self.like.dtype).itemsize + POSITION_BYTES,
         )
+
+
+def log_keeps(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[heads]"""
+    return torch.log1p(-torch.exp2(-5 - torch.arange(heads, device=device, dtype=dtype)))
