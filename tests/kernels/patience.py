@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 WAIT, LET_IN = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
-HASTY = re.compile(r"^\s*(?:@\S+\s+)?(st\.global|atom\.|red\.|griddepcontrol\.launch)", re.MULTILINE)
+HASTY = re.compile(r"^\s*(?:@\S+\s+)?(st\.global|atom\.|red\.|cp\.async\.bulk|griddepcontrol\.launch)", re.MULTILINE)
 """What nobody may do before."""
-PARAMETER = re.compile(r"ld\.param\.\w+\s+(%\w+), \[\w+_param_(\d+)\]")
+POINTER = re.compile(r"ld\.param\.[bu]64\s+(%\w+), \[\w+_param_(\d+)\]")
 CARRIED = re.compile(r"(?:add|sub|mad|mul|cvta|mov|cvt|selp|shl|or|and)\.\S+\s+(%\w+), (.*);")
 TABLE = re.compile(r"mov\.\w+\s+(%\w+), (__cudart_\w+);")
 """Of CUDA's own library, by which it turns large angles."""
-LOADED = re.compile(r"ld\.global\S*\s.*\[\s*(%\w+)")
+LOADED = re.compile(r"(?:ld\.global|cp\.async\.c[ag]\.)\S*\s.*\[\s*(%\w+)")
+"""The last of its addresses is where from."""
 EARLY = {
     "token_kernel": {
         *(f"{name}_{number}" for name in ("point", "weights", "velocity", "anchor") for number in (1, 2)),
@@ -36,14 +37,14 @@ def require_patience(name: str, parameters: list[str], text: str) -> None:
     assert hasty is None, f"{name} has {hasty and hasty[1]} before it waits"
     sources: dict[str, set[str]] = {}
     for line in before.splitlines():
-        if found := PARAMETER.search(line):
+        if found := POINTER.search(line):
             sources[found[1]] = {parameters[int(found[2])]}
         elif found := TABLE.search(line):
             sources[found[1]] = {found[2]}
         elif found := CARRIED.search(line):
             sources[found[1]] = set().union(*(sources.get(one, set()) for one in re.findall(r"%\w+", found[2])))
         elif found := LOADED.search(line):
-            # An address is made of one pointer, and of numbers.
             asked = sources.get(found[1], set())
-            known = asked & EARLY[name] or any(one.startswith("__cudart_") for one in asked)
-            assert known, f"{name} asks for {sorted(asked)} before it waits: {line.strip()}"
+            known = EARLY[name] | {one for one in asked if one.startswith("__cudart_")}
+            assert asked, f"{name} asks for what nobody knows: {line.strip()}"
+            assert asked <= known, f"{name} asks for {sorted(asked)} before it waits: {line.strip()}"

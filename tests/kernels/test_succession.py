@@ -15,6 +15,7 @@ from lockstep.kernels.succession import started, token_by_token
 from lockstep.models.decoding import Decoder
 from lockstep.models.language_model import LanguageModel
 from lockstep.models.registry import build
+from tests.kernels.patience import require_patience
 
 ON_A_GPU: Any = SimpleNamespace(device=torch.device("cuda", 0))
 EARLY, IN_TURN = {"OVERLAPS": True, "launch_pdl": True}, {"OVERLAPS": False}
@@ -65,3 +66,29 @@ def test_decoders_alone_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     Decoder(model, state).step(token)
     model.step(token, state)
     assert found == [IN_TURN, EARLY, IN_TURN]
+
+
+HASTY = {
+    "a load": "ld.global.b32 %r1, [ %rd1 + 0 ];",
+    "a load of 16 bytes": "@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];",
+    "a copy": "@%p1 cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, 0x10;",
+    "an address made of two": "sub.s64 %rd3, %rd2, %rd1;\nld.global.b32 %r1, [ %rd3 + 0 ];",
+    "an address from elsewhere": "ld.global.b32 %r1, [ %rd9 + 0 ];",
+    "a store": "st.global.b32 [ %rd2 + 0 ], { %r1 };",
+    "a bulk copy": "cp.async.bulk.tensor.1d.shared::cluster.global [ %r1 ], [ %rd2, { %r2 } ], [ %r3 ];",
+    "the next one": "griddepcontrol.launch_dependents;",
+}
+
+
+@pytest.mark.parametrize("what", HASTY)
+def test_what_comes_before_the_waiting_is_seen(what: str) -> None:
+    """Of queries nothing may; of what the kernel wrote a token ago all loads may."""
+    pointers = "ld.param.b64 %rd1, [token_kernel_param_0];\nld.param.b64 %rd2, [token_kernel_param_1];\n"
+    early = "ld.global.b32 %r1, [ %rd2 + 0 ];\ncp.async.ca.shared.global [ %r1 + 0 ], [ %rd2 + 0 ], 0x4, 0x4;\n"
+    behind = "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\nld.global.b32 %r1, [ %rd1 + 0 ];\n"
+    names = ["queries", "point_1"]
+    require_patience("token_kernel", names, pointers + early + behind)
+    with pytest.raises(AssertionError, match="token_kernel"):
+        require_patience("token_kernel", names, pointers + HASTY[what] + "\n" + behind)
+    with pytest.raises(AssertionError, match="does not wait"):
+        require_patience("token_kernel", names, pointers + early)
