@@ -100,11 +100,13 @@ def nothing_found_before() -> Iterator[None]:
 
 @contextmanager
 def nothing_found_inside() -> Iterator[None]:
-    """Behind it, torch's compiler does not know what it found best inside, but has all that was compiled there."""
+    """Behind it, torch's compiler has all that was compiled inside, but nothing that it found best there."""
     before = found_best()
-    yield
-    for found in found_best() - before:
-        found.unlink()
+    try:
+        yield
+    finally:
+        for found in found_best() - before:
+            found.unlink()
 
 
 def found_best() -> set[Path]:
