@@ -28,7 +28,7 @@ from lockstep.kernels.memory.heads import last_error, mean, normalised, said
 from lockstep.kernels.memory.retentions import along_weights, measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.memory.token_gates import gates_of, linear_of, one_of
-from lockstep.kernels.rows.single import convolved_before, put_tail, row_of, staying
+from lockstep.kernels.rows.single import put_three, row_of, three_before
 from lockstep.kernels.rows.walking import scale_of
 from lockstep.kernels.waiting import await_the_one_before
 
@@ -166,13 +166,9 @@ def token_kernel(
             led = mean(tl.load(anchor_1 + first + turned(HIDDEN, WIDTH, HIDDEN)).to(tl.float32), 0)
     if tail is not None:
         # Of a convolution its sum is kept across the waiting: for its tiles matrices leave no room.
-        dim, channels = heads * WIDTH, 3 * heads * WIDTH
-        query_tail = tail + sample.to(tl.int64) * (TAPS - 1) * channels + head * WIDTH
-        key_tail, value_tail = query_tail + dim, query_tail + 2 * dim
-        own = weight + head * WIDTH
-        asked, asks = convolved_before(query_tail, own, None, 0, channels, weight_stride, WIDTH, TAPS)
-        named, names = convolved_before(key_tail, own + dim, None, 0, channels, weight_stride, WIDTH, TAPS)
-        told, tells = convolved_before(value_tail, own + 2 * dim, None, 0, channels, weight_stride, WIDTH, TAPS)
+        dim = heads * WIDTH
+        own_tail = tail + sample.to(tl.int64) * (TAPS - 1) * 3 * dim + head * WIDTH
+        sums = three_before(own_tail, weight + head * WIDTH, dim, weight_stride, WIDTH, TAPS)
         linear = linear_of(gate_weight, gate_bias, head, heads, DIM, BLOCK, DECAY, MOVES, THRESHOLD)
     await_the_one_before(OVERLAPS)
     if tail is None:
@@ -185,8 +181,8 @@ def token_kernel(
     else:
         projected = queries + (sample * 3 * heads + head).to(tl.int64) * WIDTH + wide
         new_query, new_key, new_value = tl.load(projected), tl.load(projected + dim), tl.load(projected + 2 * dim)
-        query, key = row_of(new_query, asked, asks), row_of(new_key, named, names)
-        value = row_of(new_value, told, tells)
+        query, key = row_of(new_query, sums[0], sums[3]), row_of(new_key, sums[1], sums[4])
+        value = row_of(new_value, sums[2], sums[5])
         gates = gates_of(given + sample.to(tl.int64) * DIM, linear, DIM, BLOCK, DECAY, MOVES, THRESHOLD, LARGEST)
         query *= scale_of(query, EPSILON)
         key *= scale_of(key, EPSILON)
@@ -239,19 +235,12 @@ def token_kernel(
         tl.debug_barrier()  # all of the weights are written before any of them is copied
         finished = True
     if finished:
-        if tail is not None:
-            query_left = staying(query_tail, channels, WIDTH, TAPS)
-            key_left = staying(key_tail, channels, WIDTH, TAPS)
-            value_left = staying(value_tail, channels, WIDTH, TAPS)
         whole = answer
         if SPLIT > 1:
             whole = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
-        # Nobody reads the old point of this row any more, nor the old position for it; nor, behind a barrier, its tail.
+        # No other program reads the old point of this row any more, nor the old position for it, nor its tail.
         if tail is not None:
-            tl.debug_barrier()
-            put_tail(query_tail, query_left, new_query, channels, WIDTH, TAPS)
-            put_tail(key_tail, key_left, new_key, channels, WIDTH, TAPS)
-            put_tail(value_tail, value_left, new_value, channels, WIDTH, TAPS)
+            put_three(own_tail, new_query, new_key, new_value, dim, WIDTH, TAPS)
         advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
         read = read_from(tl.sum(whole, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
         if read_norm is not None:

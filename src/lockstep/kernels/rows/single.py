@@ -45,6 +45,39 @@ def staying(tail: tl.tensor, channels: int, WIDTH: tl.constexpr, TAPS: tl.conste
 
 
 @triton.jit
+def three_before(
+    tail: tl.tensor, weight: tl.tensor, dim: int, stride: int, WIDTH: tl.constexpr, TAPS: tl.constexpr
+) -> tl.tuple:
+    """Of a query, a key and a value, `dim` apart, what `convolved_before` says: three sums, and three numbers."""
+    asked, asks = convolved_before(tail, weight, None, 0, 3 * dim, stride, WIDTH, TAPS)
+    tail, weight = tail + dim, weight + dim
+    named, names = convolved_before(tail, weight, None, 0, 3 * dim, stride, WIDTH, TAPS)
+    told, tells = convolved_before(tail + dim, weight + dim, None, 0, 3 * dim, stride, WIDTH, TAPS)
+    return asked, named, told, asks, names, tells
+
+
+@triton.jit
+def put_three(
+    tail: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    dim: int,
+    WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+) -> None:
+    """Their tails with these behind them, over the old ones, which all other programs must have read."""
+    key_tail, value_tail = tail + dim, tail + 2 * dim
+    query_left = staying(tail, 3 * dim, WIDTH, TAPS)
+    key_left = staying(key_tail, 3 * dim, WIDTH, TAPS)
+    value_left = staying(value_tail, 3 * dim, WIDTH, TAPS)
+    tl.debug_barrier()  # all of a tail is read before any of it is written
+    put_tail(tail, query_left, query, 3 * dim, WIDTH, TAPS)
+    put_tail(key_tail, key_left, key, 3 * dim, WIDTH, TAPS)
+    put_tail(value_tail, value_left, value, 3 * dim, WIDTH, TAPS)
+
+
+@triton.jit
 def put_tail(
     tail: tl.tensor, left: tl.tuple, x: tl.tensor, channels: int, WIDTH: tl.constexpr, TAPS: tl.constexpr
 ) -> None:
