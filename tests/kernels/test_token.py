@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lockstep.kernels.attention import looking
 from lockstep.kernels.memory import token
@@ -278,7 +279,7 @@ def test_what_a_standing_memory_says(name: str, dtype: torch.dtype, bound: float
 
 @pytest.mark.parametrize("name", ["titans", "memora"])
 def test_a_segment_begins_with_what_is_held(name: str) -> None:
-    """There alone. Queries are what the kernel of rows makes of their projections, and so is the tail."""
+    """There alone. Queries are what torch makes of their projections in float64, and the tail is the projections'."""
     size = Size(16, 32, 4, batch=4, heads=2)
     case = drawn(POINTS[name], size, 1)
     generator = torch.Generator().manual_seed(0)
@@ -286,14 +287,18 @@ def test_a_segment_begins_with_what_is_held(name: str) -> None:
     weight, tail, projected = weight.to(DEVICE)[:, :32], tail.to(DEVICE), case.keys[:, :, 0]
     held = tuple(matrix.to(DEVICE) for matrix in harsh(case.spec, size, 1, seed=1).memory.weights)
     standing = tuple(matrix.clone() for matrix in case.memory.weights)
-    position, after = torch.tensor([8, 9, 0, 7], device=DEVICE), tail.clone()
+    position, before = torch.tensor([8, 9, 0, 7], device=DEVICE), tail.clone()
     reads = token.recall_over((projected, weight, tail, 1e-6), standing, held, (position, 8), case.spec, case.outer)
     for one, old, new in zip(standing, case.memory.weights, held, strict=True):
         assert torch.equal(one[[0, 2]], new[[0, 2]])
         assert torch.equal(one[[1, 3]], old[[1, 3]])
-    (queries,) = rows.run(projected.reshape(4, 1, 32), weight, after, None, [2], [1.0], 1e-6)
-    assert torch.equal(tail, after)
-    torch.testing.assert_close(reads, token.recall(queries, standing, case.spec, case.outer), rtol=1e-4, atol=1e-5)
+    text = torch.cat([before, projected.reshape(4, 1, 32)], dim=1)
+    assert torch.equal(tail, text[:, 1:])
+    convolved = F.silu((text.double() * weight.double()).sum(dim=1)).view(4, 2, 1, 16)
+    queries = convolved * torch.rsqrt(convolved.square().sum(dim=-1, keepdim=True) + 1e-6)
+    exact = each_tensor(Tensor.double, case).outer
+    wanted = recollect(queries, tuple(matrix.double() for matrix in standing), case.spec, exact)
+    torch.testing.assert_close(reads.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_asking_over_what_stands_is_an_operator() -> None:

@@ -24,7 +24,7 @@ from lockstep.memory.ownership import given_up
 from lockstep.models.decoding import Decoder, own
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Observation
 from lockstep.models.registry import build
-from lockstep.models.state import map_state, named_tensors
+from lockstep.models.state import map_state, named_tensors, stack
 from tests.kernels.memories import DEVICE
 from tests.kernels.test_memory_operator import NUMBERS, SHAPES
 from tests.memory.cases import Fields
@@ -106,10 +106,10 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 @torch.no_grad()
 def begun(layer: NeuralMemory, batch: int) -> NeuralState:
-    """Some tokens into a text, in tensors of its own."""
-    dtype = layer.qkv.weight.dtype
-    _, state = layer.step(normal(batch, 6, layer.dim, seed=5, dtype=dtype), None)
-    owned: NeuralState = map_state(own, state)
+    """Some tokens into texts, the first of them further than the others, in tensors of its own."""
+    text = normal(batch, 7, layer.dim, seed=5, dtype=layer.qkv.weight.dtype)
+    states = [layer.step(text[sample : sample + 1, : 6 if sample else 7], None)[1] for sample in range(batch)]
+    owned: NeuralState = map_state(own, stack(states))
     return owned
 
 
@@ -170,6 +170,20 @@ def test_a_norm_of_what_is_read(
 ) -> None:
     monkeypatch.setattr(token_operator, "PROGRAMS", programs)
     require_close(Size(heads=3), dtype, bound, normed=True)
+
+
+@torch.no_grad()
+def test_what_is_normalised_is_as_precise_as_the_norm() -> None:
+    """As it is without our kernel, where a model in 32 bits has its products in 16."""
+    size = Size(heads=3)
+    layer, norm = drawn(size, torch.bfloat16), read_norm(size, torch.float32)
+    state, x = begun(layer, size.batch), normal(size.batch, 1, layer.dim, seed=1, dtype=torch.bfloat16)
+    wanted, _ = layer.step(x, state, norm=norm)
+    with given_up(), ran() as kernels:
+        found, _ = layer.step(x, state, norm=norm)
+    assert kernels == {"memory token"}
+    assert found.dtype is wanted.dtype is torch.float32
+    assert (found - wanted).norm() < 3 * ROUNDED * wanted.norm()
 
 
 def test_one_program_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:

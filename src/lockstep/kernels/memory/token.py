@@ -1,7 +1,8 @@
 """One token of each row through a memory of two matrices, as decoding asks for it: where our kernels do that.
 
-Of a row they read its point, weights and velocity once, under kl one of the weights twice, and write what comes after
-them once; all is computed in 32 bits, from tokens of 16 or 32. Derivatives there are none.
+Of a row weights and velocity are read once, under kl one of the weights twice, its point by each program that shares
+the row, and what comes after them is written once; all is computed in 32 bits, from tokens of 16 or 32. Derivatives
+there are none.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 AT_ONCE = 1024
@@ -30,8 +31,13 @@ class Given(NamedTuple):
         return [*self, *[None] * 6]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of what is read."""
+        return self.queries.dtype
+
+    @property
     def constants(self) -> dict[str, Any]:
-        """Of what makes rows and gates: nothing."""
+        """As the kernel takes them; without a tail it asks for none of these."""
         kind = {"DECAY": True, "THRESHOLD": False, "LARGEST": 0.0, "EPSILON": 0.0, "READ_EPSILON": 0.0}
         return kind | {"weight_stride": 0, "TAPS": 0, "DIM": 0, "BLOCK": 0}
 
@@ -59,6 +65,10 @@ class Projected(NamedTuple):
     @property
     def tensors(self) -> list[Tensor | None]:
         return [self.queries, *[None] * 6, *self[1:6], self.read_norm]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return (self.queries if self.read_norm is None else self.read_norm).dtype
 
     @property
     def constants(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def launch(
     batch, heads, width, hidden = state.point[0].shape
     rows = batch * heads
     split = programs(rows, width, hidden)
-    over, reads = after is state, token.queries.new_empty(batch, heads, width)
+    over, reads = after is state, token.queries.new_empty(batch, heads, width, dtype=token.dtype)
     parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
     token_kernel[(rows * split,)](
         *token.tensors,
@@ -191,5 +191,5 @@ def memory_token_of_(*arguments: Any) -> Tensor:
 
 @memory_token_of_.register_fake
 def _(projected: Tensor, *others: Any) -> Tensor:
-    _, _, held, _ = split_at((projected, *others), MADE, AROUND, HELD)
-    return projected.new_empty(State(*held).point[0].shape[:3])
+    token, _, held, _ = split_at((projected, *others), MADE, AROUND, HELD)
+    return projected.new_empty(State(*held).point[0].shape[:3], dtype=Projected(*token).dtype)

@@ -1,6 +1,7 @@
 """The rows of one token of each sample, as one operator that writes over the tail.
 
-Rows are what `operator` makes of many tokens: parts of several heads each, all of one width.
+Rows are what `operator` makes of many tokens: parts of several heads each, all of one width. They are recurrences' and
+those of memories of one matrix, or observed; the kernel of another memory's token makes its own (`memory.token_step`).
 
 Decoding is bound by how many kernels it launches, so that all of it is one; in 32 bits, whatever comes in.
 """
