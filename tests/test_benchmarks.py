@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,17 @@ def test_training_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
     assert last[2].endswith(f"  {verdict}")
 
 
+@contextmanager
+def two_of_ours(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """The benchmark in a process of its own, to be cut off."""
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *words, "--contestants", "transformer++,titans-lmm"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield process
+
+
 @pytest.mark.parametrize(
     ("measurement", "told", "by"),
     [("training", "tokens_per_second", signal.SIGTERM), ("decoding", "milliseconds", signal.SIGINT)],
@@ -101,14 +112,7 @@ def test_training_is_told_by_lines_that_agree_with_each_other(capsys: pytest.Cap
 def test_who_is_cut_off_tells_what_was_measured(measurement: str, told: str, by: signal.Signals) -> None:
     small = ("--device", "cpu", "--no-compile", "--size", "32/1/2", "--lengths", "64", "--rounds", "1000")
     few = ("--tokens", "256", "--steps", "1") if measurement == "training" else ()
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), measurement, *small, *few]
-    with subprocess.Popen(
-        [*command, "--contestants", "transformer++,titans-lmm"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
+    with two_of_ours(measurement, *small, *few) as process:
         assert process.stderr is not None
         assert any("round 2 of" in line for line in process.stderr)
         for _ in range(20):  # whoever is impatient, or `timeout`, which sends two
@@ -507,18 +511,11 @@ def test_processes_compile_beforehand_what_is_ours(measurement: str, capfd: pyte
 
 
 def test_processes_that_compile_beforehand_end_with_the_program() -> None:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "training", *REHEARSED, "--lengths", "64,262144"]
-    with subprocess.Popen(
-        [*command, "--tokens", "64", "--contestants", "transformer++,titans-lmm"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
+    with two_of_ours("training", *REHEARSED, "--lengths", "64,262144", "--tokens", "64") as process:
         assert process.stderr is not None
         assert any("transformer++ at 64 is compiled" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
-        # Who lived on would hold its end of the pipe for minutes.
+        # Who lived on would hold its ends of the pipes for minutes.
         _, said = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in said
