@@ -168,7 +168,8 @@ def token_kernel(
         # Of a convolution its sum is kept across the waiting: for its tiles matrices leave no room.
         dim = heads * WIDTH
         own_tail = tail + sample.to(tl.int64) * (TAPS - 1) * 3 * dim + head * WIDTH
-        sums = three_before(own_tail, weight + head * WIDTH, dim, weight_stride, WIDTH, TAPS)
+        own = weight + head * WIDTH
+        asked, named, told, asks, names, tells = three_before(own_tail, own, dim, weight_stride, WIDTH, TAPS)
         linear = linear_of(gate_weight, gate_bias, head, heads, DIM, BLOCK, DECAY, MOVES, THRESHOLD)
     await_the_one_before(OVERLAPS)
     if tail is None:
@@ -181,8 +182,8 @@ def token_kernel(
     else:
         projected = queries + (sample * 3 * heads + head).to(tl.int64) * WIDTH + wide
         new_query, new_key, new_value = tl.load(projected), tl.load(projected + dim), tl.load(projected + 2 * dim)
-        query, key = row_of(new_query, sums[0], sums[3]), row_of(new_key, sums[1], sums[4])
-        value = row_of(new_value, sums[2], sums[5])
+        query, key = row_of(new_query, asked, asks), row_of(new_key, named, names)
+        value = row_of(new_value, told, tells)
         gates = gates_of(given + sample.to(tl.int64) * DIM, linear, DIM, BLOCK, DECAY, MOVES, THRESHOLD, LARGEST)
         query *= scale_of(query, EPSILON)
         key *= scale_of(key, EPSILON)
