@@ -19,7 +19,7 @@ from lockstep.kernels.succession import IN_TURN, started
 
 NAME = "memory token"
 PROGRAMS = 128
-"""Of all rows: half as many, and twice as many, took longer on an H200."""
+"""Of all rows: half as many took longer on an H200."""
 FEWEST = 8
 """Hidden units of a program at least: the columns of a matrix that a device fetches at once."""
 LARGEST = 4096
