@@ -16,6 +16,7 @@ from torch import Tensor
 from lockstep.kernels.backends import using
 from lockstep.kernels.record import backend, recorded_in
 from lockstep.kernels.recurrences import token
+from lockstep.kernels.rows import token as rows
 from lockstep.laws.subject import randomise
 from lockstep.memory.ownership import given_up
 from lockstep.models.decoding import own
@@ -24,8 +25,10 @@ from lockstep.models.recurrences.decayed import decayed
 from lockstep.models.recurrences.delta import delta_rule
 from lockstep.models.registry import build
 from lockstep.models.state import map_state
+from lockstep.training import compilation
 from tests.kernels.memories import DEVICE
 from tests.kernels.test_memory_operator import NUMBERS, SHAPES
+from tests.training.test_compilation import telling
 
 pytest.importorskip("triton")
 
@@ -212,3 +215,27 @@ def test_models_go_on_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with recorded_in(set()):
         torch.testing.assert_close(written(), wanted, rtol=1e-4, atol=1e-5)
         assert "recurrence token" in backend()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_compiled_around_it_begins_early(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that our kernels are given is made of what was loaded."""
+    found: list[bool] = []
+    monkeypatch.delenv("LOCKSTEP_PDL", raising=False)
+    monkeypatch.setattr(compilation, "in_turn_unless_all_load", telling(found))
+    monkeypatch.setattr(token, "takes", lambda keys, _: keys.shape[2] == 1)
+    monkeypatch.setattr(rows, "takes", lambda projected, *_: projected.shape[1] == 1)
+    sizes = {} if name == "mamba2" else {"heads": 2}
+    model = build(name, vocab_size=17, dim=32, depth=1, **sizes, **MODELS[name]).to(DEVICE).eval()
+    tokens = torch.randint(17, (batch, 5), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    _, state = model.step(tokens[:, :4], None)
+    held, again = map_state(own, state), map_state(own, state)
+    with recorded_in(set()), given_up():
+        wanted, _ = model.step(tokens[:, 4:], held)
+        torch._dynamo.reset()
+        compilation.compile_steps(model)
+        torch.testing.assert_close(model.step(tokens[:, 4:], again)[0], wanted, rtol=1e-4, atol=1e-5)
+        assert "recurrence token" in backend()
+    assert set(found) == {True}

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.kernels.attention import looking
 from lockstep.kernels.memory import token as memory_token
 from lockstep.kernels.record import backend, recorded_in
 from lockstep.kernels.rows import token as rows
@@ -22,12 +23,15 @@ from lockstep.laws.subject import randomise
 from lockstep.memory import MemorySpec
 from lockstep.memory.ownership import given_up
 from lockstep.models.decoding import Decoder, own
+from lockstep.models.language_model import LanguageModel
 from lockstep.models.mixers.neural_memory import NeuralMemory, NeuralState, Observation
 from lockstep.models.registry import build
-from lockstep.models.state import map_state, named_tensors, stack
+from lockstep.models.state import State, map_state, named_tensors, stack
+from lockstep.training import compilation
 from tests.kernels.memories import DEVICE
 from tests.kernels.test_memory_operator import NUMBERS, SHAPES
 from tests.memory.cases import Fields
+from tests.training.test_compilation import telling
 
 pytest.importorskip("triton")
 
@@ -286,23 +290,32 @@ def test_a_compiler_takes_it_in_one_graph() -> None:
     torch.testing.assert_close(state.tail, last.tail)
 
 
+FIELDS: dict[str, dict[str, Any]] = {
+    "linear": {"memory_depth": 1},
+    "titans-mac": {"segment": 16},
+    "titans-mag": {"window": 8},
+    "titans-mal": {"window": 8},
+}
+
+
+def small(name: str) -> tuple[LanguageModel, Tensor, State]:
+    """A model, two texts of 36 tokens, and the state after 29 of them."""
+    architecture = "titans-lmm" if name == "linear" else name
+    sizes = {"vocab_size": 17, "max_length": 64, "dim": 32, "depth": 1, "heads": 2, "chunk": 16}
+    model = build(architecture, **sizes, **FIELDS.get(name, {})).to(DEVICE).eval()
+    randomise(model, seed=0)
+    tokens = torch.randint(17, (2, 36), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    _, state = model.step(tokens[:, :29], model.initial_state(2, capacity=36))
+    return model, tokens, state
+
+
 @pytest.mark.parametrize(
     "name", ["titans-lmm", "titans-mac", "titans-mal", "yaad", "moneta", "memora", "ttt-mlp", "linear"]
 )
 @torch.inference_mode()
 def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by torch. TTT's rows are made otherwise, and of a linear memory's token ours makes the rows alone."""
-    fields: dict[str, Any] = {
-        "linear": {"memory_depth": 1},
-        "titans-mac": {"segment": 16},
-        "titans-mal": {"window": 8},
-    }.get(name, {})
-    architecture = "titans-lmm" if name == "linear" else name
-    sizes = {"vocab_size": 17, "max_length": 64, "dim": 32, "depth": 1, "heads": 2, "chunk": 16}
-    model = build(architecture, **sizes, **fields).to(DEVICE).eval()
-    randomise(model, seed=0)
-    tokens = torch.randint(17, (2, 36), generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    _, state = model.step(tokens[:, :29], model.initial_state(2, capacity=36))
+    model, tokens, state = small(name)
 
     def said(ours: bool) -> tuple[Tensor, set[str]]:
         monkeypatch.setattr(rows, "takes", lambda projected, *_: ours and projected.shape[1] == 1)
@@ -315,3 +328,23 @@ def test_models_decode_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
     wanted_ones = {"linear": {"token rows"}, "titans-mac": {"memory token", "recall token"}}.get(name, {"memory token"})
     assert kernels - others - ({"token rows"} if name == "titans-mac" else set()) == wanted_ones
+
+
+@pytest.mark.parametrize("name", ["titans-lmm", "titans-mac", "titans-mag", "titans-mal", "yaad", "memora"])
+@torch.inference_mode()
+def test_what_is_compiled_around_it_begins_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that our kernels are given is made of what was loaded."""
+    found: list[bool] = []
+    monkeypatch.delenv("LOCKSTEP_PDL", raising=False)
+    monkeypatch.setattr(compilation, "in_turn_unless_all_load", telling(found))
+    monkeypatch.setattr(memory_token, "takes", lambda queries, *kind: queries.shape[2] == 1)
+    monkeypatch.setattr(looking, "takes", lambda projected, *_: projected.shape[1] == 1)
+    model, tokens, state = small(name)
+    wanted = Decoder(model, state).step(tokens[:, 29:30])
+    torch._dynamo.reset()
+    compilation.compile_steps(model)
+    with ran() as kernels:
+        said = Decoder(model, state).step(tokens[:, 29:30])
+    assert "memory token" in kernels
+    torch.testing.assert_close(said, wanted, rtol=1e-3, atol=1e-4)
+    assert set(found) == {True}

@@ -67,7 +67,7 @@ class Retention(Mixer):
         """[heads]; no buffer, which would be rounded with the model."""
         if not torch.compiler.is_compiling():
             return log_keeps(self.heads, like.dtype, like.device)
-        # A compiled kernel that made them would load nothing, and no kernel beside it begin early: see `compile_steps`.
+        # A compiled kernel that made them would load nothing, and none of its graph begin early (`compile_steps`).
         from lockstep.models.mixers.prepared import prepared
 
         return prepared(log_keeps, self.heads, like.dtype, like.device)
