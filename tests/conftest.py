@@ -23,6 +23,9 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# So that what fails inside a helper that many tests share says what it compared.
+pytest.register_assert_rewrite("tests.memory", "tests.study", "tests.training")
+
 
 def pytest_configure() -> None:
     """Who asks for a GPU is told that there is none, instead of that everything passed."""

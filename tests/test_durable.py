@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +163,51 @@ def test_processes_that_write_one_file_never_meet(tmp_path: Path) -> None:
         writer.start()
     assert_never_torn(path, lambda: any(writer.is_alive() for writer in writers))
     assert [writer.exitcode for writer in writers] == [0] * len(writers)
+
+
+WRITERS = """
+import sys, time
+from pathlib import Path
+from lockstep import durable
+
+def for_ever(*_):
+    print("written aside", flush=True)
+    time.sleep(600)
+
+kind, path = sys.argv[1], Path(sys.argv[2])
+if kind == "file":
+    durable.os.fsync = for_ever
+    durable.whole_file(path, "cut short")
+with durable.whole_folder(path, existing="keep") as aside:
+    (aside / "inner").mkdir()
+    (aside / "inner" / "deep.txt").write_text("cut short")
+    for_ever()
+"""
+
+
+def write(kind: str, path: Path) -> None:
+    if kind == "file":
+        whole_file(path, "new")
+    else:
+        with whole_folder(path, existing="keep") as aside:
+            fill(aside)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_writer_left_goes_with_the_next_and_not_before(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "made [1]", tmp_path / "made [1].more"
+    with subprocess.Popen([sys.executable, "-c", WRITERS, kind, path], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"written aside\n"
+        (aside,) = tmp_path.iterdir()
+        write(kind, path)
+        assert set(tmp_path.iterdir()) == {path, aside}, "what is still being written is left alone"
+        writer.kill()
+    assert writer.returncode == -signal.SIGKILL
+    write(kind, other)
+    assert set(tmp_path.iterdir()) == {path, other, aside}, "only who writes the same thing sweeps"
+    write(kind, path)
+    assert set(tmp_path.iterdir()) == {path, other}
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

@@ -150,6 +150,18 @@ def test_killed_at_any_moment_it_ends_the_same(done: Path, tiny_corpus: Path, tm
     assert_same_study(done, folder)
 
 
+def test_what_a_kill_left_half_written_is_swept(done: Path, copied: Path, tiny_corpus: Path) -> None:
+    measured = sorted(copied.glob("runs/*/evaluations/*.json"))
+    for again in measured:
+        again.unlink()
+    for cut_short in (*measured, *(copied / name for name in ("study.yaml", "results.json", "report.html"))):
+        cut_short.with_name(f".{cut_short.name}.0a1b2c3d.partial").write_text("{")
+    compare(tiny_study(tiny_corpus), copied)
+    assert measured
+    assert_same_study(done, copied)
+    assert list(copied.rglob(".*.partial")) == []
+
+
 def test_a_study_has_a_report_while_it_runs(copied: Path) -> None:
     shutil.rmtree(copied / "runs" / "memory.seed-1")
     shutil.rmtree(copied / "runs" / "memory.seed-0" / "checkpoint-8")
