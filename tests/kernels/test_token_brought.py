@@ -72,7 +72,7 @@ class Size(NamedTuple):
 
 
 SIZES = [Size(), Size(taps=2), Size(taps=3, heads=3, batch=1), Size(heads=1, width=64, batch=1), Size(2, 32, 3, 1)]
-ON_GPUS = [Size(width=64, heads=8, batch=1), Size(width=64, heads=16, batch=64), Size(8, 128, 3, 2)]
+ON_GPUS = [Size(width=64, heads=8, batch=1), Size(width=64, heads=16, batch=64), Size(8, 64, 3, 2)]
 """As models have them."""
 ALL_SIZES = SIZES + (ON_GPUS if ON_A_GPU else [])
 

@@ -79,6 +79,17 @@ def met(
 
 
 @triton.jit
+def read_at_once(
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, there: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Of a single tile: its highest score, the sum of powers relative to that, and what it has read [WIDTH]."""
+    score = tl.where(there, tl.sum(query * key.to(tl.float32), axis=1), LOWEST)
+    highest = tl.max(score, axis=0)
+    power = tl.where(there, tl.exp2(score - highest), 0.0)
+    return highest, tl.sum(power, axis=0), tl.sum(power[:, None] * value.to(tl.float32), axis=0)
+
+
+@triton.jit
 def joined(top: tl.tensor, total: tl.tensor, read: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The same of all places together: two numbers, and [WIDTH]."""
     highest = tl.max(top, axis=0)
@@ -128,6 +139,15 @@ def seen_of(
 
 
 @triton.jit
+def with_row(
+    key: tl.tensor, value: tl.tensor, here: tl.tensor, new_key: tl.tensor, new_value: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """A tile [SLOTS, WIDTH] with a new row [WIDTH] in place of what was read `here`, if anywhere."""
+    key = tl.where(here[:, None], new_key[None, :], key)
+    return key, tl.where(here[:, None], new_value[None, :], value)
+
+
+@triton.jit
 def look_kernel(
     qkv: tl.tensor,  # [batch, (GROUP + 2) × kv_heads, WIDTH]: queries, keys, values
     said: tl.tensor,  # [batch, 2 × kv_heads, WIDTH]: keys and values of the first of two rows
@@ -150,6 +170,7 @@ def look_kernel(
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
     SEGMENTED: tl.constexpr,
+    ALONE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one part of one head of keys, for all heads of queries that share it; the last joins the parts."""
@@ -188,27 +209,31 @@ def look_kernel(
         said_slot = persistent + inside
         said_key = turned(second, cosine, sine, HALF, WIDTH).to(low)
         said_value = tl.load(second + kv_heads * WIDTH + wide).to(low)
+    key, value = first_key, first_value
+    key, value = with_row(key, value, slot == own_slot, own_key, own_value)
+    if ROWS == 2:
+        key, value = with_row(key, value, slot == said_slot, said_key, said_value)
     for member in tl.static_range(GROUP):
         which = row * GROUP + member
         asked = queries + (head * GROUP + member) * WIDTH
         query = turned(asked, cosine, sine, HALF, WIDTH)[None, :] * SCALE
-        # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
-        top, total, read = nothing(SLOTS, WIDTH)
-        key, value = first_key, first_value
-        for tile in range(begin, end):
-            slot, there = seen_of(tile, last, bound, persistent, length, ROWS, SLOTS)
-            key = tl.where((slot == own_slot)[:, None], own_key[None, :], key)
-            value = tl.where((slot == own_slot)[:, None], own_value[None, :], value)
-            if ROWS == 2:
-                key = tl.where((slot == said_slot)[:, None], said_key[None, :], key)
-                value = tl.where((slot == said_slot)[:, None], said_value[None, :], value)
-            score = tl.where(there, tl.sum(query * key.to(tl.float32), axis=1), LOWEST)
-            top, total, read = met(top, total, read, score, there.to(tl.float32), value.to(tl.float32))
-            slot, there = seen_of(tile + 1, last, bound, persistent, length, ROWS, SLOTS)
-            spots = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
-            key = tl.load(keys + spots, mask=there[:, None], other=0.0)
-            value = tl.load(values + spots, mask=there[:, None], other=0.0)
-        highest, whole, answer = joined(top, total, read)
+        if ALONE:
+            highest, whole, answer = read_at_once(query, key, value, there)
+        else:
+            # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
+            top, total, read = nothing(SLOTS, WIDTH)
+            next_key, next_value, seen = key, value, there
+            for tile in range(begin + 1, end + 1):
+                score = tl.where(seen, tl.sum(query * next_key.to(tl.float32), axis=1), LOWEST)
+                top, total, read = met(top, total, read, score, seen.to(tl.float32), next_value.to(tl.float32))
+                slot, seen = seen_of(tile, last, bound, persistent, length, ROWS, SLOTS)
+                spots = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
+                next_key = tl.load(keys + spots, mask=seen[:, None], other=0.0)
+                next_value = tl.load(values + spots, mask=seen[:, None], other=0.0)
+                next_key, next_value = with_row(next_key, next_value, slot == own_slot, own_key, own_value)
+                if ROWS == 2:
+                    next_key, next_value = with_row(next_key, next_value, slot == said_slot, said_key, said_value)
+            highest, whole, answer = joined(top, total, read)
         if found is None:
             tl.store(reads + which * WIDTH + wide, (answer / whole).to(reads.dtype.element_ty))
         else:
@@ -283,6 +308,7 @@ def look_(
         SLOTS=SLOTS,
         WIDTH=width,
         SEGMENTED=segmented,
+        ALONE=shared.tiles == 1,
         num_warps=WARPS[shared.tiles > 1],
         **started(qkv),
     )

@@ -24,6 +24,10 @@ FEWEST = 8
 """Hidden units of a program at least: the columns of a matrix that a device fetches at once."""
 LARGEST = 4096
 """Numbers of each matrix that a program steps at most, if that can be: what registers hold next to the whole point."""
+FEW_WARPS, WARPS = 4, 8
+"""Of a program: fewer meet sooner, where their registers hold all."""
+HELD_BY_FEW = 24_576
+"""Numbers of a program whose registers they are."""
 
 LENT = "Tensor? gain, Tensor? shift"
 SURROUNDINGS = f"{LENT}, Tensor? stood, Tensor[] anchors"
@@ -75,6 +79,12 @@ def programs(rows: int, width: int, hidden: int) -> int:
     return split
 
 
+def warps(split: int, width: int, hidden: int, retention: str) -> int:
+    """Of a program, which has all of the point at hand, and of what it steps some eight numbers for each."""
+    whole = 2 * width * hidden
+    return FEW_WARPS if retention == "l2" and whole + 4 * whole // split <= HELD_BY_FEW else WARPS
+
+
 def launch(
     token: Given | Projected,
     around: Surroundings,
@@ -89,6 +99,7 @@ def launch(
     batch, heads, width, hidden = state.point[0].shape
     rows = batch * heads
     split = programs(rows, width, hidden)
+    constants = dict(zip(CONSTANTS, kind, strict=True))
     over, reads = after is state, token.queries.new_empty(batch, heads, width, dtype=token.dtype)
     parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
     token_kernel[(rows * split,)](
@@ -112,8 +123,8 @@ def launch(
         BIAS=bias,
         P=p,
         **token.constants,
-        **dict(zip(CONSTANTS, kind, strict=True)),
-        num_warps=8,
+        **constants,
+        num_warps=warps(split, width, hidden, constants["RETENTION"]),
         **(started(reads) if over else IN_TURN),
     )
     return reads
