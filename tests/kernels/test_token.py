@@ -243,10 +243,9 @@ def test_programs_that_share_a_row() -> None:
 
 
 def test_warps_of_a_program() -> None:
-    """Few, unless their registers do not hold all: of larger memories, of many rows, of what must be measured."""
-    sizes = [(16, 64, 128), (8, 64, 128), (4, 64, 128), (2, 64, 64), (16, 64, 256), (16, 128, 128)]
-    assert [operator.warps(*size, "l2") for size in sizes] == [4, 4, 8, 4, 8, 8]
-    assert [operator.warps(16, 64, 128, retention) for retention in ("lq", "kl")] == [8, 8]
+    """Few, unless their registers do not hold all."""
+    assert [operator.warps(numbers, "l2") for numbers in (16_384, 24_576, 24_577)] == [4, 4, 8]
+    assert [operator.warps(16_384, retention) for retention in ("lq", "kl")] == [8, 8]
 
 
 @pytest.mark.parametrize("name", ["titans", "norm,relu", "memora"])

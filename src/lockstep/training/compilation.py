@@ -23,15 +23,19 @@ def compile_blocks(model: LanguageModel) -> None:
 def compile_steps(model: LanguageModel) -> None:
     """The same for `step`, by which texts are read and written.
 
-    Torch's compiler then writes products with a single row itself, into one kernel with the sums that follow them, and
-    tries out how they are best shared among programs: a library's are made for more rows. Its kernels begin early
+    Torch's compiler then writes products with a single row itself, into one kernel with the norm before them
+    (`single_rows`) and the sums that follow them, and tries out how they are best shared among programs: a library's
+    are made for more rows. Its kernels begin early
     (`lockstep.kernels.succession`), here and not in a `Decoder` alone: the first of a graph waits before it loads
     anything, so that they know who wrote what.
     """
+    from lockstep.training.single_rows import SingleRows  # which imports torch's compiler
+
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     options: dict[str, Any] = {
         "coordinate_descent_tuning": True,
         "triton.enable_pdl": succession.wanted(),
+        "pre_grad_custom_pass": SingleRows(),
         "_post_fusion_custom_pass": in_turn_unless_all_load,
     }
     for block in model.layers:

@@ -139,10 +139,30 @@ def seen_of(
 
 
 @triton.jit
+def tile_of(
+    keys: tl.tensor,
+    values: tl.tensor,
+    tile: tl.tensor,
+    last: tl.tensor,
+    bound: tl.tensor,
+    persistent: int,
+    length: int,
+    ROWS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Its slots, which of them are seen, and their keys and values [SLOTS, WIDTH], zero where they are not."""
+    slot, there = seen_of(tile, last, bound, persistent, length, ROWS, SLOTS)
+    where = slot.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    key = tl.load(keys + where, mask=there[:, None], other=0.0)
+    return slot, there, key, tl.load(values + where, mask=there[:, None], other=0.0)
+
+
+@triton.jit
 def with_row(
     key: tl.tensor, value: tl.tensor, here: tl.tensor, new_key: tl.tensor, new_value: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """A tile [SLOTS, WIDTH] with a new row [WIDTH] in place of what was read `here`, if anywhere."""
+    """A tile with a new row [WIDTH] where it is `here`, if anywhere."""
     key = tl.where(here[:, None], new_key[None, :], key)
     return key, tl.where(here[:, None], new_value[None, :], value)
 
@@ -189,13 +209,10 @@ def look_kernel(
     place = inside if SEGMENTED else at
     # The last slot that is seen: all have been filled where tokens went round.
     last = inside if SEGMENTED else tl.where(at < length, inside, length)
-    # The first tile is asked for before anything is waited for, and each further one before it is needed.
     begin, end = part * size, part * size + size
     bound = tl.minimum(slots, end * SLOTS)
-    slot, there = seen_of(begin, last, bound, persistent, length, ROWS, SLOTS)
-    spots = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
-    first_key = tl.load(keys + spots, mask=there[:, None], other=0.0)
-    first_value = tl.load(values + spots, mask=there[:, None], other=0.0)
+    if ALONE:  # asked for before anything is waited for
+        slot, there, key, value = tile_of(keys, values, part, last, bound, persistent, length, ROWS, SLOTS, WIDTH)
     cosine, sine = turn_of(place, rates, HALF, WIDTH)
     await_the_one_before(OVERLAPS)
     # What comes new, as the cache will have it: in the last row the token's own, before it what was said to it.
@@ -209,10 +226,10 @@ def look_kernel(
         said_slot = persistent + inside
         said_key = turned(second, cosine, sine, HALF, WIDTH).to(low)
         said_value = tl.load(second + kv_heads * WIDTH + wide).to(low)
-    key, value = first_key, first_value
-    key, value = with_row(key, value, slot == own_slot, own_key, own_value)
-    if ROWS == 2:
-        key, value = with_row(key, value, slot == said_slot, said_key, said_value)
+    if ALONE:
+        key, value = with_row(key, value, slot == own_slot, own_key, own_value)
+        if ROWS == 2:
+            key, value = with_row(key, value, slot == said_slot, said_key, said_value)
     for member in tl.static_range(GROUP):
         which = row * GROUP + member
         asked = queries + (head * GROUP + member) * WIDTH
@@ -222,17 +239,15 @@ def look_kernel(
         else:
             # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
             top, total, read = nothing(SLOTS, WIDTH)
-            next_key, next_value, seen = key, value, there
-            for tile in range(begin + 1, end + 1):
-                score = tl.where(seen, tl.sum(query * next_key.to(tl.float32), axis=1), LOWEST)
-                top, total, read = met(top, total, read, score, seen.to(tl.float32), next_value.to(tl.float32))
-                slot, seen = seen_of(tile, last, bound, persistent, length, ROWS, SLOTS)
-                spots = slot.to(tl.int64)[:, None] * WIDTH + wide[None, :]
-                next_key = tl.load(keys + spots, mask=seen[:, None], other=0.0)
-                next_value = tl.load(values + spots, mask=seen[:, None], other=0.0)
-                next_key, next_value = with_row(next_key, next_value, slot == own_slot, own_key, own_value)
+            for tile in range(begin, end):
+                slot, there, key, value = tile_of(
+                    keys, values, tile, last, bound, persistent, length, ROWS, SLOTS, WIDTH
+                )
+                key, value = with_row(key, value, slot == own_slot, own_key, own_value)
                 if ROWS == 2:
-                    next_key, next_value = with_row(next_key, next_value, slot == said_slot, said_key, said_value)
+                    key, value = with_row(key, value, slot == said_slot, said_key, said_value)
+                score = tl.where(there, tl.sum(query * key.to(tl.float32), axis=1), LOWEST)
+                top, total, read = met(top, total, read, score, there.to(tl.float32), value.to(tl.float32))
             highest, whole, answer = joined(top, total, read)
         if found is None:
             tl.store(reads + which * WIDTH + wide, (answer / whole).to(reads.dtype.element_ty))

@@ -79,10 +79,9 @@ def programs(rows: int, width: int, hidden: int) -> int:
     return split
 
 
-def warps(split: int, width: int, hidden: int, retention: str) -> int:
-    """Of a program, which has all of the point at hand, and of what it steps some eight numbers for each."""
-    whole = 2 * width * hidden
-    return FEW_WARPS if retention == "l2" and whole + 4 * whole // split <= HELD_BY_FEW else WARPS
+def warps(numbers: int, retention: str) -> int:
+    """Of a program that has so many numbers at hand; what is measured, or has a maximum, needs them twice."""
+    return FEW_WARPS if retention == "l2" and numbers <= HELD_BY_FEW else WARPS
 
 
 def launch(
@@ -99,6 +98,7 @@ def launch(
     batch, heads, width, hidden = state.point[0].shape
     rows = batch * heads
     split = programs(rows, width, hidden)
+    numbers = 2 * width * hidden * (split + 4) // split  # all of the point, and of what is stepped some four times it
     constants = dict(zip(CONSTANTS, kind, strict=True))
     over, reads = after is state, token.queries.new_empty(batch, heads, width, dtype=token.dtype)
     parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
@@ -124,7 +124,7 @@ def launch(
         P=p,
         **token.constants,
         **constants,
-        num_warps=warps(split, width, hidden, constants["RETENTION"]),
+        num_warps=warps(numbers, constants["RETENTION"]),
         **(started(reads) if over else IN_TURN),
     )
     return reads

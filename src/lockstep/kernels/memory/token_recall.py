@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep.kernels.memory.activations import activate
 from lockstep.kernels.memory.retentions import measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
-from lockstep.kernels.memory.token_operator import CONSTANTS, KIND, LENT
+from lockstep.kernels.memory.token_operator import CONSTANTS, KIND, LENT, warps
 from lockstep.kernels.memory.token_step import lent, read_from, through_first, through_second
 from lockstep.kernels.record import record
 from lockstep.kernels.rows.single import convolved_before, put_tail, row_of, staying
@@ -114,6 +114,7 @@ def launch(query: Query, standing: Sequence[Tensor], begun: Begun, *behind: Any)
     record(NAME)
     (batch, heads, width), hidden = query.given.shape, standing[0].shape[-1]
     reads = torch.empty_like(query.given)
+    constants = dict(zip(CONSTANTS, behind[2:], strict=True))
     token_recall_kernel[(batch * heads,)](
         *query[:3],
         *standing,
@@ -127,8 +128,8 @@ def launch(query: Query, standing: Sequence[Tensor], begun: Begun, *behind: Any)
         EPSILON=query.epsilon,
         WIDTH=width,
         HIDDEN=hidden,
-        **dict(zip(CONSTANTS, behind[2:], strict=True)),
-        num_warps=8,
+        **constants,
+        num_warps=warps(2 * width * hidden, constants["RETENTION"]),
         **(IN_TURN if begun.held_1 is None else started(reads)),  # else who knows when what is asked was written
     )
     return reads
