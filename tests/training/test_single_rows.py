@@ -73,9 +73,10 @@ def called(graphs: list[GraphModule]) -> list[Any]:
 CASES: dict[str, nn.Module] = {
     "one": Layers(24),
     "several": Layers(8, 24, 1),
+    "wide": Layers(24, WIDTH),
     "bias": Layers(24, 8, bias=True),
     "no weight": Layers(24, weight=False),
-    "others too": Residual(8, 3 * WIDTH, WIDTH, bias=True),
+    "others too": Residual(8, 3 * WIDTH, WIDTH + 1),
     "others too, no weight": Residual(WIDTH, weight=False),
 }
 
@@ -116,7 +117,12 @@ def too_narrow() -> tuple[Step, Tensor]:
     return Residual(8).double(), row(1, 1, WIDTH)
 
 
-@pytest.mark.parametrize("case", [several_rows, of_heads, too_narrow])
+def biased() -> tuple[Step, Tensor]:
+    """Nor has one without a bias."""
+    return Residual(WIDTH, bias=True).double(), row(1, 1, WIDTH)
+
+
+@pytest.mark.parametrize("case", [several_rows, of_heads, too_narrow, biased])
 @torch.no_grad()
 def test_what_stays_as_it_was(case: Callable[[], tuple[Step, Tensor]]) -> None:
     seen: list[GraphModule] = []
@@ -159,8 +165,8 @@ def causes(error: BaseException | None) -> list[BaseException]:
     return [] if error is None else [error, *causes(error.__cause__ or error.__context__)]
 
 
-KERNELS = {"one": 1, "several": 3, "bias": 2, "no weight": 1, "others too": 4, "others too, no weight": 1}
-"""One for each product, of which one gives what is normalised as well; what others make of a part of it is one more."""
+KERNELS = {"one": 1, "several": 3, "wide": 1, "bias": 2, "no weight": 1, "others too": 3, "others too, no weight": 1}
+"""One for each product, or for those that are joined, which give what is normalised as well; what others make of it."""
 
 
 @pytest.mark.parametrize("name", KERNELS)

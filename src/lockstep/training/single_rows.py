@@ -1,26 +1,26 @@
 """Products with a single row, as torch's compiler is shown them: one kernel with the norm before and the bias behind.
 
-What a norm divides by is the same for all that a row's product gives, and may come last:
+What a norm divides by is the same for all that a row's products give, and may come last:
 
     linear(rms_norm(x)) = Σₖ matrix·(x·weight) / √(mean x² + ε)
 
 Both sums go over the row. Written as often as there are outputs, the second one goes where the first one does, and
 torch's compiler computes them in one kernel: each program sums the row's squares again, which takes less than a kernel
-of their own that all others wait for. Whoever takes what is normalised without multiplying it is given it by such a
-kernel too, whose outputs are enough for that. A product with a bias torch's compiler would leave to a library, made for
-more rows.
+of their own that all others wait for. All products of what one norm gives are rows of one matrix then, and whoever
+takes it without multiplying is given it by the same kernel. A product with a bias torch's compiler would leave to a
+library, made for more rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch._inductor.lowering import register_lowering
+from torch._inductor.lowering import pointwise_cat, register_lowering
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
@@ -51,32 +51,37 @@ class SingleRows(CustomGraphPass):
 
 
 def put_inside(graph: Graph, node: Node, norm: Norm) -> None:
-    """A norm into the products of what it gives; whoever else takes that has it of one of them, if one is wide enough.
+    """A norm into the products of what it gives; whoever else takes that has it of those that are joined.
 
-    If none is, the norm stays for those others.
+    If there are none, the norm stays for those others.
     """
+    row = value_of(norm.x)
     products = [user for user in node.users if is_product(user) and user.args[0] is node]
     others = [user for user in node.users if user not in products and user.target is not getattr]  # such as its device
-    wide = next((one for one in products if others and may_give(one, value_of(norm.x).shape[-1])), None)
-    if wide is not None:
+    together = [one for one in products if may_be_joined(one, row)]
+    if len(together) > 1 or (together and others):
         with graph.inserting_after(node):
-            both = graph.call_function(product_and_normed, (*norm, *wide.args[1:]))
-        with graph.inserting_after(both):
-            said, normed = (graph.call_function(getitem, (both, place)) for place in range(2))
+            all_said = graph.call_function(products_and_normed, (*norm, [one.args[1] for one in together]))
+        with graph.inserting_after(all_said):
+            *said, normed = (graph.call_function(getitem, (all_said, place)) for place in range(len(together) + 1))
+        for one, new in zip(together, said, strict=True):
+            one.replace_all_uses_with(new)
+            graph.erase_node(one)
         for other in others:
             other.replace_input_with(node, normed)
-        wide.replace_all_uses_with(said)
-        graph.erase_node(wide)
+        products = [one for one in products if one not in together]
     for one in products:
-        if one is not wide:
-            replace(graph, one, product_of_normed, (*norm, *one.args[1:]))
+        replace(graph, one, product_of_normed, (*norm, *one.args[1:]))
 
 
-def may_give(node: Node, width: int) -> bool:
-    """Whether a product has as many outputs as the row has numbers, or twice as many and so on, and may come early."""
-    parameters = [one for one in node.args[1:] if isinstance(one, Node)]
-    there = all(one.op in ("placeholder", "get_attr") for one in parameters)
-    return there and len(value_of(parameters[0])) % width == 0
+def may_be_joined(node: Node, row: Tensor) -> bool:
+    """Whether a product has no bias, and a matrix that is there from the beginning, as precise as the row, and as wide.
+
+    Of fewer outputs something is made at once, such as a gate: joined, that would be a kernel more.
+    """
+    matrix, *bias = node.args[1:]
+    there = isinstance(matrix, Node) and matrix.op in ("placeholder", "get_attr") and bias in ([], [None])
+    return there and value_of(matrix).dtype is row.dtype and len(value_of(matrix)) >= row.shape[-1]
 
 
 def replace(graph: Graph, node: Node, function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> None:
@@ -131,14 +136,17 @@ def product_of_normed(
     return finished(x, (matrix * scaled).sum(dim=-1) * scale_for_each(row, len(matrix), epsilon), bias)
 
 
-def product_and_normed(
-    x: Tensor, weight: Tensor | None, epsilon: float, matrix: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The same, and what was normalised: of several outputs for each of its numbers, the first ones."""
+def products_and_normed(
+    x: Tensor, weight: Tensor | None, epsilon: float, matrices: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The same of several matrices, and what was normalised: as many of their outputs as there are numbers."""
     row, scaled = before(x, weight)
+    matrix = joined(matrices)
     scale = scale_for_each(row, len(matrix), epsilon)
-    normed = kept((scaled.expand(len(matrix) // len(row), -1).reshape(-1) * scale).to(x.dtype))[: len(row)]
-    return finished(x, (matrix * scaled).sum(dim=-1) * scale, bias), normed.view(x.shape)
+    said = finished(x, (matrix * scaled).sum(dim=-1) * scale, None).split([len(one) for one in matrices], dim=-1)
+    times = -(-len(matrix) // len(row))
+    normed = kept((scaled.repeat(times)[: len(matrix)] * scale).to(x.dtype))[: len(row)]
+    return *said, normed.view(x.shape)
 
 
 def before(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -164,6 +172,14 @@ def finished(x: Tensor, said: Tensor, bias: Tensor | None) -> Tensor:
     return kept(y.to(x.dtype)).view(*x.shape[:-1], -1)
 
 
+def joined(matrices: Sequence[Tensor]) -> Tensor:
+    """One below the other, which torch's compiler looks up in each of them: they are not copied."""
+    if len(matrices) == 1:
+        return matrices[0]
+    whole: Tensor = _joined(matrices)
+    return whole
+
+
 def kept(x: Tensor) -> Tensor:
     """The same, which torch's compiler puts into memory.
 
@@ -171,6 +187,21 @@ def kept(x: Tensor) -> Tensor:
     """
     found: Tensor = _kept(x)
     return found
+
+
+@torch.library.custom_op("lockstep::joined_matrices", mutates_args=())
+def _joined(matrices: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(matrices))
+
+
+@_joined.register_fake
+def _(matrices: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(matrices))
+
+
+@register_lowering(torch.ops.lockstep.joined_matrices, type_promotion_kind=None)
+def _(matrices: Any) -> Any:
+    return pointwise_cat(matrices, 0)
 
 
 @torch.library.custom_op("lockstep::kept", mutates_args=())
