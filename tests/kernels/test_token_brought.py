@@ -72,7 +72,7 @@ class Size(NamedTuple):
 
 
 SIZES = [Size(), Size(taps=2), Size(taps=3, heads=3, batch=1), Size(heads=1, width=64, batch=1), Size(2, 32, 3, 1)]
-ON_GPUS = [Size(width=64, heads=8, batch=1), Size(width=64, heads=16, batch=64), Size(8, 64, 3, 2)]
+ON_GPUS = [Size(width=64, heads=8, batch=1), Size(width=64, heads=16, batch=8), Size(8, 64, 3, 2)]
 """As models have them."""
 ALL_SIZES = SIZES + (ON_GPUS if ON_A_GPU else [])
 
@@ -214,6 +214,17 @@ def test_gates_of_any_input_are_bounded() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         for one, other in zip(ours.memory.weights, theirs.memory.weights, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_many_rows_are_given_what_they_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_token, "FEW", 5)
+    layer, x = drawn(Size()), normal(3, 1, 32, seed=6)
+    wanted, _ = layer.step(x, begun(layer, 3))
+    with given_up(), ran() as kernels:
+        found, _ = layer.step(x, begun(layer, 3))
+    assert kernels == ({"token rows", "memory token"} if ON_A_GPU else {"token rows"})
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def given(size: Size) -> tuple[Any, ...]:

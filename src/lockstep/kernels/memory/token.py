@@ -21,6 +21,9 @@ WIDTHS = (16, 32, 64, 128)
 HIDDEN = (16, 32, 64, 128, 256, 512)
 LARGEST = 16384
 """Numbers of a matrix, of which a program has both at once."""
+FEW = 128
+"""Rows whose keys, values, queries and gates are made by the kernel itself: of more, programs would wait for each other's
+room, and each make again what a kernel before makes once."""
 
 Matrices = tuple[Tensor, ...]
 
@@ -114,6 +117,11 @@ def knows(weights: Matrices, spec: Spec) -> bool:
     (width, hidden), out = weights[0].shape[-2:], weights[1].shape[-1]
     fits = width in WIDTHS and hidden in HIDDEN and out == width and width * hidden <= LARGEST
     return fits and spec.bias != "dot" and weights[0].dtype is torch.float32
+
+
+def makes(rows: int, weights: Matrices, spec: Spec) -> bool:
+    """Whether it makes what so many rows bring, and does not have to be given it."""
+    return rows <= FEW and knows(weights, spec)
 
 
 def run(

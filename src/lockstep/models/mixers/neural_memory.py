@@ -114,7 +114,8 @@ class NeuralMemory(nn.Module):
         """Whether our kernel takes a single token from its projections on, and writes over the state."""
         # Memories of another kind make their rows otherwise, what is frozen has other gates, and rows may be observed.
         usual = type(self).rows is NeuralMemory.rows and self.ablation != "frozen" and self.observer is None
-        return usual and self.in_place(qkv) and memory_token.knows(state.memory.weights, self.spec)
+        rows = qkv.shape[0] * self.heads
+        return usual and self.in_place(qkv) and memory_token.makes(rows, state.memory.weights, self.spec)
 
     def bringing(self, qkv: Tensor, x: Tensor, tail: Tail, norm: nn.RMSNorm | None) -> Projected:
         """What that kernel is given of a token."""
