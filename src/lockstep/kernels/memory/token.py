@@ -22,7 +22,7 @@ HIDDEN = (16, 32, 64, 128, 256, 512)
 LARGEST = 16384
 """Numbers of a matrix, of which a program has both at once."""
 FEW = 128
-"""Rows whose keys, values, queries and gates are made by the kernel itself: of more, programs would wait for each other's
+"""Rows whose keys, values, queries and gates the kernel makes itself: of more, programs would wait for each other's
 room, and each make again what a kernel before makes once."""
 
 Matrices = tuple[Tensor, ...]
