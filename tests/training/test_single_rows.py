@@ -14,7 +14,10 @@ from torch.fx import GraphModule
 from torch.nn import functional as F
 
 from lockstep.laws.subject import randomise
+from lockstep.memory.ownership import given_up
+from lockstep.models.decoding import own
 from lockstep.models.registry import build
+from lockstep.models.state import map_state, named_tensors
 from lockstep.training import single_rows
 from lockstep.training.single_rows import SingleRows
 
@@ -133,6 +136,32 @@ def test_what_stays_as_it_was(case: Callable[[], tuple[Step, Tensor]]) -> None:
 
 
 @torch.no_grad()
+def test_what_is_written_over_is_written_over() -> None:
+    """By who is not used afterwards, too."""
+    layers, x, kept = Layers(24).double(), row(1, 1, WIDTH), torch.zeros(1, 1, 24, dtype=torch.float64)
+
+    def step(x: Tensor) -> Tensor:
+        (said,) = layers(x)
+        kept.copy_(said)
+        kept[..., 0] = 1.0
+        return x + 1
+
+    rewritten(step)(x)
+    wanted = layers(x)[0]
+    wanted[..., 0] = 1.0
+    torch.testing.assert_close(kept, wanted)
+
+
+@torch.no_grad()
+def test_autocast_lowers_what_it_did() -> None:
+    layers, x = Layers(24, 8).float(), row(1, 1, WIDTH, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        for found, wanted in zip(rewritten(layers)(x), layers(x), strict=True):
+            assert found.dtype is wanted.dtype is torch.bfloat16
+            assert torch.equal(found, wanted)
+
+
+@torch.no_grad()
 def test_a_product_with_a_bias_alone() -> None:
     layer, seen = nn.Linear(WIDTH, 8).double(), list[GraphModule]()
     x = row(1, WIDTH)
@@ -197,8 +226,12 @@ def test_models_say_the_same(name: str) -> None:
     randomise(model, seed=0)
     tokens = torch.randint(17, (1, 12), generator=torch.Generator().manual_seed(0))
     _, state = model.step(tokens[:, :11], model.initial_state(1, capacity=12))
-    wanted, _ = model.step(tokens[:, 11:], state)
+    wanted, others = model.step(tokens[:, 11:], state)
     for block in model.layers:
         object.__setattr__(block, "step", rewritten(block.step))
-    found, _ = model.step(tokens[:, 11:], state)
+    owned = map_state(own, state)
+    with given_up():
+        found, after = model.step(tokens[:, 11:], owned)
     torch.testing.assert_close(found, wanted)
+    for (name, one), (_, other) in zip(named_tensors(after), named_tensors(others), strict=True):
+        torch.testing.assert_close(one, other, msg=name)

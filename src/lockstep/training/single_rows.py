@@ -43,7 +43,6 @@ class SingleRows(CustomGraphPass):
             put_inside(graph, node, Norm(node.args[0], *node.args[2:]))
         for node in [one for one in graph.nodes if is_biased_product(one)]:
             replace(graph, node, product, node.args)
-        graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
         """Of what it does: where that changes, nothing is found that was compiled before."""
@@ -65,13 +64,17 @@ def put_inside(graph: Graph, node: Node, norm: Norm) -> None:
         with graph.inserting_after(all_said):
             *said, normed = (graph.call_function(getitem, (all_said, place)) for place in range(len(together) + 1))
         for one, new in zip(together, said, strict=True):
-            one.replace_all_uses_with(new)
-            graph.erase_node(one)
+            give_way(graph, one, new)
+        normed.meta.update(node.meta)
         for other in others:
             other.replace_input_with(node, normed)
         products = [one for one in products if one not in together]
     for one in products:
         replace(graph, one, product_of_normed, (*norm, *one.args[1:]))
+    # No more than this: what writes over a tensor, and is not used, is as dead to a graph.
+    for dead in (*(user for user in list(node.users) if not user.users and user.target is getattr), node):
+        if not dead.users:
+            graph.erase_node(dead)
 
 
 def may_be_joined(node: Node, row: Tensor) -> bool:
@@ -80,13 +83,18 @@ def may_be_joined(node: Node, row: Tensor) -> bool:
     Of fewer outputs something is made at once, such as a gate: joined, that would be a kernel more.
     """
     matrix, *bias = node.args[1:]
-    there = isinstance(matrix, Node) and matrix.op in ("placeholder", "get_attr") and bias in ([], [None])
+    there = isinstance(matrix, Node) and matrix.op == "placeholder" and bias in ([], [None])
     return there and value_of(matrix).dtype is row.dtype and len(value_of(matrix)) >= row.shape[-1]
 
 
 def replace(graph: Graph, node: Node, function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> None:
     with graph.inserting_before(node):
         other = graph.call_function(function, arguments)
+    give_way(graph, node, other)
+
+
+def give_way(graph: Graph, node: Node, other: Node) -> None:
+    other.meta.update(node.meta)  # what stood there stands there
     node.replace_all_uses_with(other)
     graph.erase_node(node)
 
@@ -103,7 +111,9 @@ def is_norm(node: Node) -> bool:
 
 
 def is_product(node: Node) -> bool:
-    return node.target is F.linear and not node.kwargs
+    """In the precision of what it is given, which autocast would lower."""
+    linear = node.target is F.linear and not node.kwargs
+    return linear and value_of(node).dtype is value_of(node.args[0]).dtype
 
 
 def is_biased_product(node: Node) -> bool:
