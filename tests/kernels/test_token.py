@@ -243,9 +243,14 @@ def test_programs_that_share_a_row() -> None:
 
 
 def test_warps_of_a_program() -> None:
-    """Few, unless their registers do not hold all."""
-    assert [operator.warps(numbers, "l2") for numbers in (16_384, 24_576, 24_577)] == [4, 4, 8]
-    assert [operator.warps(16_384, retention) for retention in ("lq", "kl")] == [8, 8]
+    """Few, unless their registers do not hold all: of a text as Titans have it, of several, of many; of large ones."""
+
+    def of(rows: int, width: int, hidden: int) -> int:
+        return operator.warps(operator.held(operator.programs(rows, width, hidden), width, hidden), "l2")
+
+    assert [of(rows, 64, 128) for rows in (8, 16, 32, 512)] == [4, 4, 8, 8]
+    assert [of(8, 64, 64), of(8, 64, 256), of(8, 128, 128), of(512, 16, 32)] == [4, 8, 8, 4]
+    assert [operator.warps(16_384, retention) for retention in ("l2", "lq", "kl")] == [4, 8, 8]
 
 
 @pytest.mark.parametrize("name", ["titans", "norm,relu", "memora"])

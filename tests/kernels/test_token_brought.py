@@ -216,13 +216,15 @@ def test_gates_of_any_input_are_bounded() -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [Size(), *[Size(width=64, heads=16, batch=64)] * ON_A_GPU], ids=str)
 @torch.no_grad()
-def test_many_rows_are_given_what_they_bring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_token, "FEW", 5)
-    layer, x = drawn(Size()), normal(3, 1, 32, seed=6)
-    wanted, _ = layer.step(x, begun(layer, 3))
+def test_many_rows_are_given_what_they_bring(size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_token, "FEW", min(memory_token.FEW, size.heads * size.batch - 1))
+    layer = drawn(size)
+    x = normal(size.batch, 1, layer.dim, seed=6)
+    wanted, _ = layer.step(x, begun(layer, size.batch))
     with given_up(), ran() as kernels:
-        found, _ = layer.step(x, begun(layer, 3))
+        found, _ = layer.step(x, begun(layer, size.batch))
     assert kernels == ({"token rows", "memory token"} if ON_A_GPU else {"token rows"})
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
 from torch.fx import GraphModule
 from torch.nn import functional as F
@@ -19,7 +20,8 @@ from lockstep.models.decoding import own
 from lockstep.models.registry import build
 from lockstep.models.state import map_state, named_tensors
 from lockstep.training import single_rows
-from lockstep.training.single_rows import SingleRows
+from lockstep.training.compilation import compile_steps
+from lockstep.training.single_rows import SINGLE_ROWS
 
 WIDTH = 16
 Step = Callable[..., Any]
@@ -57,7 +59,7 @@ def rewritten(step: Step, seen: list[GraphModule] | None = None) -> Step:
     """As the pass leaves it, run by torch as it stands there."""
 
     def backend(graph: GraphModule, _: Any) -> Callable[..., Any]:
-        SingleRows()(graph.graph)
+        SINGLE_ROWS(graph.graph)
         graph.graph.lint()
         graph.recompile()
         if seen is not None:
@@ -152,6 +154,64 @@ def test_what_is_written_over_is_written_over() -> None:
     torch.testing.assert_close(kept, wanted)
 
 
+def read_before(norm: nn.Module, product: nn.Module, x: Tensor) -> Tensor:
+    normed = norm(x)
+    x.add_(1)
+    said: Tensor = product(normed)
+    return said
+
+
+def written_between(norm: nn.Module, product: nn.Module, x: Tensor) -> Tensor:
+    normed = norm(x)
+    first = product(normed)
+    normed.mul_(2)
+    said: Tensor = product(normed) + first
+    return said
+
+
+def written_in_part(norm: nn.Module, product: nn.Module, x: Tensor) -> Tensor:
+    normed = norm(x)
+    normed[..., 0] = 7.0
+    said: Tensor = product(normed)
+    return said
+
+
+def written_by_a_view(norm: nn.Module, product: nn.Module, x: Tensor) -> Tensor:
+    normed = norm(x)
+    torch.mul(normed, 2, out=normed)
+    normed.view(-1)[1:].zero_()
+    said: Tensor = product(normed)
+    return said
+
+
+@pytest.mark.parametrize("step", [read_before, written_between, written_in_part, written_by_a_view])
+@torch.no_grad()
+def test_what_changes_is_asked_when_it_was(step: Step) -> None:
+    layers, x = Layers(24).double(), row(1, 1, WIDTH)
+    wanted = step(layers.norm, layers.products[0], x.clone())
+    found = rewritten(lambda x: step(layers.norm, layers.products[0], x))(x.clone())
+    torch.testing.assert_close(found, wanted)
+
+
+def test_derivatives_are_torch_s() -> None:
+    layers, x, seen = Layers(24, 8).double(), row(1, 1, WIDTH).requires_grad_(), list[GraphModule]()
+    wanted = torch.autograd.grad(sum(one.sum() for one in layers(x)), x)
+    found = torch.autograd.grad(sum(one.sum() for one in rewritten(layers, seen)(x)), x)
+    torch.testing.assert_close(found, wanted)
+
+
+@torch.no_grad()
+def test_a_product_with_a_vector() -> None:
+    layers, vector, x = Layers(24).double(), row(WIDTH, seed=2), row(1, 1, WIDTH)
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        normed = layers.norm(x)
+        return layers.products[0](normed), F.linear(normed, vector)
+
+    for found, wanted in zip(rewritten(step)(x), step(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 @torch.no_grad()
 def test_autocast_lowers_what_it_did() -> None:
     layers, x = Layers(24, 8).float(), row(1, 1, WIDTH, dtype=torch.float32)
@@ -169,6 +229,29 @@ def test_a_product_with_a_bias_alone() -> None:
     assert single_rows.product in called(seen)
 
 
+@pytest.mark.parametrize("name", ["wide", "others too"])
+@torch.inference_mode()
+def test_compiled_by_torch(name: str) -> None:
+    layers, x = CASES[name].bfloat16(), row(1, 1, WIDTH, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    found = torch.compile(layers, options={"pre_grad_custom_pass": SINGLE_ROWS})(x)
+    for one, wanted in zip(found, layers.double()(x.double()), strict=True):
+        assert one.dtype is torch.bfloat16
+        assert (one.double() - wanted).norm() < 5e-3 * wanted.norm()
+
+
+@torch.inference_mode()
+def test_models_that_are_alike_are_compiled_once() -> None:
+    def graphs() -> int:
+        model = build("transformer++", vocab_size=17, max_length=64, dim=16, depth=1, heads=2).eval()
+        compile_steps(model)
+        model.step(torch.zeros(1, 1, dtype=torch.int64), model.initial_state(1, capacity=4))
+        return int(counters["stats"]["unique_graphs"])
+
+    torch._dynamo.reset()
+    assert graphs() == graphs()
+
+
 class Planned(Exception):
     """As many kernels as its argument says."""
 
@@ -182,7 +265,7 @@ def planned(step: Step, x: Tensor) -> int:
     torch._dynamo.reset()
     options: dict[str, Any] = {
         "cpu_backend": "triton",
-        "pre_grad_custom_pass": SingleRows(),
+        "pre_grad_custom_pass": SINGLE_ROWS,
         "_post_fusion_custom_pass": stop,
     }
     with pytest.raises(BackendCompilerFailed) as failure:
@@ -194,6 +277,7 @@ def causes(error: BaseException | None) -> list[BaseException]:
     return [] if error is None else [error, *causes(error.__cause__ or error.__context__)]
 
 
+# As torch 2.13 plans them.
 KERNELS = {"one": 1, "several": 3, "wide": 1, "bias": 2, "no weight": 1, "others too": 3, "others too, no weight": 1}
 """One for each product, or for those that are joined, which give what is normalised as well; what others make of it."""
 

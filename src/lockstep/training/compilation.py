@@ -29,13 +29,13 @@ def compile_steps(model: LanguageModel) -> None:
     (`lockstep.kernels.succession`), here and not in a `Decoder` alone: the first of a graph waits before it loads
     anything, so that they know who wrote what.
     """
-    from lockstep.training.single_rows import SingleRows  # which imports torch's compiler
+    from lockstep.training.single_rows import SINGLE_ROWS  # which imports torch's compiler
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     options: dict[str, Any] = {
         "coordinate_descent_tuning": True,
         "triton.enable_pdl": succession.wanted(),
-        "pre_grad_custom_pass": SingleRows(),
+        "pre_grad_custom_pass": SINGLE_ROWS,
         "_post_fusion_custom_pass": in_turn_unless_all_load,
     }
     for block in model.layers:

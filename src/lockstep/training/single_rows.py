@@ -13,7 +13,8 @@ library, made for more rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 RMS_NORM = (torch.rms_norm, F.rms_norm)
+IN_PLACE = (operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 class Norm(NamedTuple):
@@ -36,17 +38,26 @@ class Norm(NamedTuple):
 
 
 class SingleRows(CustomGraphPass):
-    """To be called with a graph as it was traced, before torch takes operations apart."""
+    """To be called with a graph as it was traced, before torch takes operations apart. There are no derivatives."""
 
     def __call__(self, graph: Graph) -> None:
+        if torch.is_grad_enabled():
+            return
+        # Of these nobody may be asked at another time than they were.
+        changing = {storage_of(node) for written in graph.nodes for node in written_over(written)}
         for node in [one for one in graph.nodes if is_norm(one)]:
-            put_inside(graph, node, Norm(node.args[0], *node.args[2:]))
+            if not changing & {storage_of(node), storage_of(node.args[0])}:
+                put_inside(graph, node, Norm(node.args[0], *node.args[2:]))
         for node in [one for one in graph.nodes if is_biased_product(one)]:
             replace(graph, node, product, node.args)
 
     def uuid(self) -> Any:
-        """Of what it does: where that changes, nothing is found that was compiled before."""
+        """Of what it does: where that changes, newer versions of torch find nothing that was compiled before."""
         return get_hash_for_files((__file__,))
+
+
+SINGLE_ROWS = SingleRows()
+"""One for all: what is compiled with another is compiled anew."""
 
 
 def put_inside(graph: Graph, node: Node, norm: Norm) -> None:
@@ -54,9 +65,12 @@ def put_inside(graph: Graph, node: Node, norm: Norm) -> None:
 
     If there are none, the norm stays for those others.
     """
+    # Such as a question for its device. No more than this: what writes over a tensor has no users either.
+    for dead in [user for user in node.users if user.target is getattr and not user.users]:
+        graph.erase_node(dead)
     row = value_of(norm.x)
     products = [user for user in node.users if is_product(user) and user.args[0] is node]
-    others = [user for user in node.users if user not in products and user.target is not getattr]  # such as its device
+    others = [user for user in node.users if user not in products]
     together = [one for one in products if may_be_joined(one, row)]
     if len(together) > 1 or (together and others):
         with graph.inserting_after(node):
@@ -71,10 +85,8 @@ def put_inside(graph: Graph, node: Node, norm: Norm) -> None:
         products = [one for one in products if one not in together]
     for one in products:
         replace(graph, one, product_of_normed, (*norm, *one.args[1:]))
-    # No more than this: what writes over a tensor, and is not used, is as dead to a graph.
-    for dead in (*(user for user in list(node.users) if not user.users and user.target is getattr), node):
-        if not dead.users:
-            graph.erase_node(dead)
+    if not node.users:
+        graph.erase_node(node)
 
 
 def may_be_joined(node: Node, row: Tensor) -> bool:
@@ -111,8 +123,8 @@ def is_norm(node: Node) -> bool:
 
 
 def is_product(node: Node) -> bool:
-    """In the precision of what it is given, which autocast would lower."""
-    linear = node.target is F.linear and not node.kwargs
+    """With a matrix, in the precision of what it is given, which autocast would lower."""
+    linear = node.target is F.linear and not node.kwargs and value_of(node.args[1]).ndim == 2
     return linear and value_of(node).dtype is value_of(node.args[0]).dtype
 
 
@@ -125,6 +137,28 @@ def is_row(node: Any) -> bool:
     """Whether it is a tensor all of whose numbers are in its last dimension."""
     value = node.meta.get("example_value")
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == value.shape[-1]
+
+
+def written_over(node: Node) -> Iterator[Node]:
+    """What an operation writes over, as torch's names and schemas tell."""
+    if node.op not in ("call_function", "call_method"):
+        return
+    name, schema = str(getattr(node.target, "__name__", node.target)), getattr(node.target, "_schema", None)
+    if schema is not None:
+        places = [place for place, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write]
+        given = [node.args[place] for place in places if place < len(node.args)]
+    elif node.target in IN_PLACE or node.kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):
+        given = [node.args[0]]
+    else:
+        given = [node.kwargs.get("out")]
+    for one in given:
+        yield from (each for each in (one if isinstance(one, (list, tuple)) else [one]) if isinstance(each, Node))
+
+
+def storage_of(node: Any) -> int:
+    """Which memory it is in: views are where their base is."""
+    value = node.meta.get("example_value")
+    return int(value.untyped_storage()._cdata) if isinstance(value, Tensor) else 0
 
 
 def value_of(node: Any) -> Tensor:
@@ -154,7 +188,7 @@ def products_and_normed(
     matrix = joined(matrices)
     scale = scale_for_each(row, len(matrix), epsilon)
     said = finished(x, (matrix * scaled).sum(dim=-1) * scale, None).split([len(one) for one in matrices], dim=-1)
-    times = -(-len(matrix) // len(row))
+    times = -(-len(matrix) // len(row))  # as many numbers as all outputs are, which are one loop then
     normed = kept((scaled.repeat(times)[: len(matrix)] * scale).to(x.dtype))[: len(row)]
     return *said, normed.view(x.shape)
 

@@ -27,7 +27,7 @@ LARGEST = 4096
 FEW_WARPS, WARPS = 4, 8
 """Of a program: fewer meet sooner, where their registers hold all."""
 HELD_BY_FEW = 24_576
-"""Numbers of a program whose registers they are."""
+"""Numbers of such a program at most, 192 for each of its threads."""
 
 LENT = "Tensor? gain, Tensor? shift"
 SURROUNDINGS = f"{LENT}, Tensor? stood, Tensor[] anchors"
@@ -79,8 +79,14 @@ def programs(rows: int, width: int, hidden: int) -> int:
     return split
 
 
+def held(split: int, width: int, hidden: int) -> int:
+    """Numbers that a program has at hand: all of the point, and of what it steps some four times as many."""
+    whole = 2 * width * hidden
+    return whole + 4 * whole // split
+
+
 def warps(numbers: int, retention: str) -> int:
-    """Of a program that has so many numbers at hand; what is measured, or has a maximum, needs them twice."""
+    """Of a program that has so many at hand; what is measured, or has a maximum, needs them twice."""
     return FEW_WARPS if retention == "l2" and numbers <= HELD_BY_FEW else WARPS
 
 
@@ -98,7 +104,6 @@ def launch(
     batch, heads, width, hidden = state.point[0].shape
     rows = batch * heads
     split = programs(rows, width, hidden)
-    numbers = 2 * width * hidden * (split + 4) // split  # all of the point, and of what is stepped some four times it
     constants = dict(zip(CONSTANTS, kind, strict=True))
     over, reads = after is state, token.queries.new_empty(batch, heads, width, dtype=token.dtype)
     parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
@@ -124,7 +129,7 @@ def launch(
         P=p,
         **token.constants,
         **constants,
-        num_warps=warps(numbers, constants["RETENTION"]),
+        num_warps=warps(held(split, width, hidden), constants["RETENTION"]),
         **(started(reads) if over else IN_TURN),
     )
     return reads

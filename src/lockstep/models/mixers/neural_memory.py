@@ -103,6 +103,7 @@ class NeuralMemory(nn.Module):
             reads, memory = memory_token.run_of(brought, state.memory, self.spec, self.outer)
             return self.heard(reads), NeuralState(state.tail, memory)
         queries, keys, values, tail = never_kept(self.rows, qkv, state.tail, state.memory.position)
+        del qkv  # which is as large as the three
         gates = self.gate_values(x)
         reads, memory = stream(queries, keys, values, gates, state.memory, self.spec, self.outer, position)
         if self.observer is not None:
