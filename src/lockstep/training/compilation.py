@@ -25,9 +25,8 @@ def compile_steps(model: LanguageModel) -> None:
 
     Torch's compiler then writes products with a single row itself, into one kernel with the norm before them
     (`single_rows`) and the sums that follow them, and tries out how they are best shared among programs: a library's
-    are made for more rows. Its kernels begin early
-    (`lockstep.kernels.succession`), here and not in a `Decoder` alone: the first of a graph waits before it loads
-    anything, so that they know who wrote what.
+    are made for more rows. Its kernels begin early (`lockstep.kernels.succession`), here and not in a `Decoder` alone:
+    the first of a graph waits before it loads anything, so that they know who wrote what.
     """
     from lockstep.training.single_rows import SINGLE_ROWS  # which imports torch's compiler
 

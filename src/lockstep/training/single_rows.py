@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +37,10 @@ class Norm(NamedTuple):
 
 
 class SingleRows(CustomGraphPass):
-    """To be called with a graph as it was traced, before torch takes operations apart. There are no derivatives."""
+    """To be called with a graph as it was traced, before torch takes operations apart.
+
+    Where derivatives may be wanted it does nothing: its operators have none.
+    """
 
     def __call__(self, graph: Graph) -> None:
         if torch.is_grad_enabled():
@@ -76,7 +78,9 @@ def put_inside(graph: Graph, node: Node, norm: Norm) -> None:
         with graph.inserting_after(node):
             all_said = graph.call_function(products_and_normed, (*norm, [one.args[1] for one in together]))
         with graph.inserting_after(all_said):
-            *said, normed = (graph.call_function(getitem, (all_said, place)) for place in range(len(together) + 1))
+            *said, normed = (
+                graph.call_function(operator.getitem, (all_said, place)) for place in range(len(together) + 1)
+            )
         for one, new in zip(together, said, strict=True):
             give_way(graph, one, new)
         normed.meta.update(node.meta)
@@ -124,8 +128,11 @@ def is_norm(node: Node) -> bool:
 
 def is_product(node: Node) -> bool:
     """With a matrix, in the precision of what it is given, which autocast would lower."""
-    linear = node.target is F.linear and not node.kwargs and value_of(node.args[1]).ndim == 2
-    return linear and value_of(node).dtype is value_of(node.args[0]).dtype
+    parts: tuple[Any, ...] = (node, *node.args[:2])
+    if node.target is not F.linear or node.kwargs or not all("example_value" in one.meta for one in parts):
+        return False
+    said, x, matrix = map(value_of, parts)
+    return matrix.ndim == 2 and said.dtype is x.dtype
 
 
 def is_biased_product(node: Node) -> bool:
@@ -145,8 +152,8 @@ def written_over(node: Node) -> Iterator[Node]:
         return
     name, schema = str(getattr(node.target, "__name__", node.target)), getattr(node.target, "_schema", None)
     if schema is not None:
-        places = [place for place, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write]
-        given = [node.args[place] for place in places if place < len(node.args)]
+        named = dict(zip((one.name for one in schema.arguments), node.args, strict=False)) | node.kwargs
+        given = [named.get(one.name) for one in schema.arguments if one.alias_info and one.alias_info.is_write]
     elif node.target in IN_PLACE or node.kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):
         given = [node.args[0]]
     else:

@@ -122,23 +122,6 @@ def read_of_parts(
 
 
 @triton.jit
-def seen_of(
-    tile: tl.tensor,
-    last: tl.tensor,
-    bound: tl.tensor,
-    persistent: int,
-    length: int,
-    ROWS: tl.constexpr,
-    SLOTS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The slots of a tile, and which of them are seen: up to the `last` of a row, and before the `bound` of all."""
-    slot = tile * SLOTS + tl.arange(0, SLOTS)
-    behind = slot - persistent
-    there = (tl.where(behind < length, behind, behind - length) if ROWS == 2 else behind) <= last
-    return slot, there & (slot < bound)
-
-
-@triton.jit
 def tile_of(
     keys: tl.tensor,
     values: tl.tensor,
@@ -151,8 +134,14 @@ def tile_of(
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Its slots, which of them are seen, and their keys and values [SLOTS, WIDTH], zero where they are not."""
-    slot, there = seen_of(tile, last, bound, persistent, length, ROWS, SLOTS)
+    """Its slots, which of them are seen, and their keys and values [SLOTS, WIDTH], zero where they are not.
+
+    Seen is what is up to the `last` slot of a row, and before the `bound` of all.
+    """
+    slot = tile * SLOTS + tl.arange(0, SLOTS)
+    behind = slot - persistent
+    there = (tl.where(behind < length, behind, behind - length) if ROWS == 2 else behind) <= last
+    there = there & (slot < bound)
     where = slot.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     key = tl.load(keys + where, mask=there[:, None], other=0.0)
     return slot, there, key, tl.load(values + where, mask=there[:, None], other=0.0)
@@ -212,7 +201,7 @@ def look_kernel(
     begin, end = part * size, part * size + size
     bound = tl.minimum(slots, end * SLOTS)
     if ALONE:  # asked for before anything is waited for
-        slot, there, key, value = tile_of(keys, values, part, last, bound, persistent, length, ROWS, SLOTS, WIDTH)
+        slot, there, key, value = tile_of(keys, values, begin, last, bound, persistent, length, ROWS, SLOTS, WIDTH)
     cosine, sine = turn_of(place, rates, HALF, WIDTH)
     await_the_one_before(OVERLAPS)
     # What comes new, as the cache will have it: in the last row the token's own, before it what was said to it.
