@@ -20,6 +20,8 @@ from lockstep.kernels.waiting import await_the_one_before
 NAME = "look"
 WARPS = (2, 4)
 """Of a program that has one tile: threads then meet less often. And of one that has more, to be taken in a row."""
+STAGES = 3
+"""Tiles that such a one has at hand or has asked for."""
 TURN = tl.constexpr(2 * math.pi)
 
 
@@ -180,6 +182,7 @@ def look_kernel(
     WIDTH: tl.constexpr,
     SEGMENTED: tl.constexpr,
     ALONE: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program is one part of one head of keys, for all heads of queries that share it; the last joins the parts."""
@@ -228,7 +231,8 @@ def look_kernel(
         else:
             # Each place of a tile has a softmax of its own: what meets is joined once, behind the loop.
             top, total, read = nothing(SLOTS, WIDTH)
-            for tile in range(begin, end):
+            filled = (persistent + (ROWS - 1) * length + last) // SLOTS + 1
+            for tile in tl.range(begin, tl.minimum(end, filled), num_stages=STAGES):
                 slot, there, key, value = tile_of(
                     keys, values, tile, last, bound, persistent, length, ROWS, SLOTS, WIDTH
                 )
@@ -313,6 +317,7 @@ def look_(
         WIDTH=width,
         SEGMENTED=segmented,
         ALONE=shared.tiles == 1,
+        STAGES=STAGES,
         num_warps=WARPS[shared.tiles > 1],
         **started(qkv),
     )
