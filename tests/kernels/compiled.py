@@ -92,7 +92,16 @@ JOINTS = {"joined": [64, 128, 16]}
 """Widths of heads."""
 WINDOWS = {"window": [(1, 64, 4, 16), (2, 64, 0, 32), (1, 128, 16, 0), (1, 32, 4, 8), (1, 16, 4, 4)]}
 """Heads that share keys, their width, persistent tokens, and pairs that turn."""
-CACHES = {"look": [(1, 64, 1024, 16), (1, 64, 256, 32), (4, 64, 1024, 32), (4, 128, 65, 32), (1, 64, 65, 0), (4, 64, 16_384, 32)]}
+CACHES = {
+    "look": [
+        (1, 64, 1024, 16),
+        (1, 64, 256, 32),
+        (4, 64, 1024, 32),
+        (4, 128, 65, 32),
+        (1, 64, 65, 0),
+        (4, 64, 16_384, 32),
+    ]
+}
 """Heads that share keys, their width, slots, and pairs that turn."""
 TOKENS = {
     "token": [

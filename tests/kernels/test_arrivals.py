@@ -1,4 +1,4 @@
-"""Counters are the same at every call, no two operators', and there before anything is recorded."""
+"""Counters and silent places are the same at every call, no two operators', and there before anything is recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "_counters", {})
+    monkeypatch.setattr(arrivals, "_kept", {})
 
 
 def test_they_stay() -> None:
@@ -24,8 +24,21 @@ def test_they_stay() -> None:
     many = arrivals.counters("one", CPU, len(few) + 1)
     assert len(many) > len(few)
     assert arrivals.counters("one", CPU, 3) is many
-    assert arrivals._counters["one", CPU] == [few, many]
+    assert arrivals._kept["one", CPU, 0] == [few, many]
     assert not many.any()
+
+
+def test_places_are_silent() -> None:
+    """They say nothing, and no number says as little."""
+    places = arrivals.silence("one", CPU, 5000)
+    assert len(places) >= 5000
+    assert (places == arrivals.SILENT.value).all()
+    assert arrivals.silence("one", CPU, 3) is places
+    assert arrivals.counters("one", CPU, 3) is not places
+    silence = places[:1].view(torch.float32)
+    harsh = torch.tensor([float("nan"), -float("nan"), float("inf"), 0.0, 3e38, 1e-45])
+    computed = torch.stack([harsh, harsh * 2, harsh - harsh, harsh / harsh, harsh.sqrt(), harsh + silence])
+    assert not (computed.view(torch.int32) == arrivals.SILENT.value).any()
 
 
 def test_operators_have_their_own() -> None:
@@ -54,5 +67,6 @@ def test_whoever_is_last_sees_it_all() -> None:
         found = [run(qkv, None, Cache(keys, values, position.clone()), None, 8, 0, False) for _ in range(3000)]
     reads, after = found[0][0], position + 1
     assert all(torch.equal(one, reads) and torch.equal(cache.position, after) for one, cache in found)
-    (made,) = arrivals._counters.values()
-    assert not made[-1].any()
+    kept = {bits: made[-1] for (_, _, bits), made in arrivals._kept.items()}
+    assert len(kept) == 2
+    assert all((tensor == bits).all() for bits, tensor in kept.items())

@@ -1,18 +1,22 @@
-"""Who comes last: programs of one kernel that leave work to the last of them, which would take a second kernel else.
+"""Programs of one kernel that tell each other what they have found, which would take a second kernel else.
 
-A token is decoded by kernels that have little to do, and starting one costs more than what it does. So programs that
-share something store their parts of it, arrive at a counter, and whoever finds that all others have been there goes on
-with what they stored. Nobody waits for anybody.
+A token is decoded by kernels that have little to do: starting one costs more than what it does, and so does each trip
+to the memory that all multiprocessors share. So who has found something says it, number by number, in places that were
+silent, and one program hears it: it asks until none of them is silent, and leaves silence behind. A number tells by
+itself that it is there, so that nothing has to arrive before it, nor be counted.
 
-Why the last one sees what the others stored, and may write over what they read: all threads of a program meet at a
-barrier, behind which one of them arrives. Its addition releases whatever came before it, also by the threads that it
-met, and acquires what was released by the additions before it, to which all threads of the last program are then led by
-the barrier through which they are told the count. Loads and stores before any arrival are thus before all that the last
-one does.
+The one who hears is the last by number of those who speak, the one who advances the last of those who come. A device
+starts programs in this order: whoever waits waits for programs that have begun, and never for one that has no room.
 
-The last one leaves zero behind, as the next kernel wants to find it. Counters belong to an operator on a device, whose
-calls must follow each other there: two at once, on streams that do not wait for one another, would count each other's
-programs.
+Who has spoken has read all that it says something of. Where more than that must have arrived, such as what others have
+stored, they meet: all threads of a program come to a barrier, behind which one of them arrives at a counter. Its
+addition releases whatever came before it, also by the threads that it met, and acquires what was released by the
+additions before it, to which all threads of the last program are then led by the barrier through which they are told
+the count. Nobody waits there.
+
+Counters are zero again when a kernel has ended, and places silent, as the next one wants to find them. They belong to
+an operator on a device, whose calls must follow each other there: two at once, on streams that do not wait for one
+another, would hear each other's programs.
 """
 
 from __future__ import annotations
@@ -24,22 +28,74 @@ from torch import Tensor
 
 FEWEST = 1024
 """Counters of an operator at least: a few kilobytes, of which there need not be several sizes."""
+SILENT = tl.constexpr(0x7FA5A5A5)
+"""Bits that no sum of numbers has: not a number, of a kind that arithmetic only takes."""
 
-_counters: dict[tuple[str, torch.device], list[Tensor]] = {}
-"""All there ever were, the largest last: recorded graphs may still count by smaller ones."""
+_kept: dict[tuple[str, torch.device, int], list[Tensor]] = {}
+"""All there ever were, the largest last: recorded graphs may still use smaller ones."""
 
 
 def counters(operator: str, device: torch.device, count: int) -> Tensor:
-    """At least as many zeros of 32 bits, the same at every call.
+    """At least as many zeros of 32 bits, the same at every call."""
+    return kept(operator, device, count, 0)
 
-    A graph that is recorded would set them to zero only as it is replayed, and may not own them: they must be there.
+
+def silence(operator: str, device: torch.device, count: int) -> Tensor:
+    """At least as many places of 32 bits, all of them silent; the same at every call."""
+    return kept(operator, device, count, SILENT.value)
+
+
+def kept(operator: str, device: torch.device, count: int, bits: int) -> Tensor:
+    """At least as many of these.
+
+    A graph that is recorded would set them only as it is replayed, and may not own them: they must be there.
     """
-    made = _counters.setdefault((operator, device), [])
+    made = _kept.setdefault((operator, device, bits), [])
     if not made or len(made[-1]) < count:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(f"{operator} must have run with as many rows before it is recorded")
-        made.append(torch.zeros(max(triton.next_power_of_2(count), FEWEST), dtype=torch.int32, device=device))
+        size = max(triton.next_power_of_2(count), FEWEST)
+        made.append(torch.full((size,), bits, dtype=torch.int32, device=device))
     return made[-1]
+
+
+@triton.jit
+def say(places: tl.tensor, numbers: tl.tensor) -> None:
+    """To whoever hears them."""
+    tl.store(places, numbers.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def listen(places: tl.tensor, there: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Bits of what has been said in those that are there, and whether any of them is silent yet."""
+    otherwise: tl.constexpr = None if there is None else 0
+    bits = tl.load(places, mask=there, other=otherwise, volatile=True)
+    return bits, tl.max(tl.ravel((bits == SILENT).to(tl.int32)), axis=0) > 0
+
+
+@triton.jit
+def understood(places: tl.tensor, there: tl.tensor, bits: tl.tensor) -> tl.tensor:
+    """What was said, zero where nobody is; silence is left behind."""
+    tl.debug_barrier()  # all threads have heard it
+    tl.store(places, tl.full(bits.shape, SILENT, tl.int32), mask=there)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def come(counter: tl.tensor, at: tl.tensor) -> None:
+    """One more has read `at`."""
+    tl.atomic_add(counter, 1, mask=at >= 0, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def advance(position: tl.tensor, at: tl.tensor, counter: tl.tensor, expected: int) -> None:
+    """One token further than `at`, when all `expected` programs that have to read it have come."""
+    count = tl.load(counter, volatile=True)
+    while count != expected:
+        count = tl.load(counter, volatile=True)
+    tl.debug_barrier()  # all threads have seen it
+    tl.store(counter, 0)
+    tl.store(position, at + 1)
 
 
 @triton.jit
@@ -50,10 +106,3 @@ def is_last(counter: tl.tensor, expected: int) -> tl.tensor:
     if last:
         tl.store(counter, 0)
     return last
-
-
-@triton.jit
-def advance(position: tl.tensor, at: tl.tensor, counter: tl.tensor, expected: int) -> None:
-    """One token further than `at`, where all `expected` programs have come that might have had to read it yet."""
-    if is_last(counter, expected):
-        tl.store(position, at + 1)

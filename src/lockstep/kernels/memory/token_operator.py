@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.kernels.arrivals import counters
+from lockstep.kernels.arrivals import counters, silence
 from lockstep.kernels.memory.token_brought import Given, Projected
 from lockstep.kernels.memory.token_step import token_kernel
 from lockstep.kernels.record import record
@@ -106,7 +106,8 @@ def launch(
     split = programs(rows, width, hidden)
     constants = dict(zip(CONSTANTS, kind, strict=True))
     over, reads = after is state, token.queries.new_empty(batch, heads, width, dtype=token.dtype)
-    parts = None if split == 1 else reads.new_empty(rows, split, width, dtype=torch.float32)
+    operator, device = "memory_token_" if over else "memory_token", reads.device
+    parts = None if split == 1 else silence(operator, device, rows * split * width)
     token_kernel[(rows * split,)](
         *token.tensors,
         *around[:-1],
@@ -117,7 +118,7 @@ def launch(
         after.position,
         reads,
         parts,
-        counters("memory_token_" if over else "memory_token", reads.device, rows + batch),
+        counters(operator, device, rows + batch),
         heads,
         around.anchors[0].shape[0] if around.anchors else 1,
         WIDTH=width,

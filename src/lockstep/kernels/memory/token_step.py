@@ -22,13 +22,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lockstep.kernels.arrivals import advance, is_last
+from lockstep.kernels.arrivals import advance, come, is_last, listen, say, understood
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import last_error, mean, normalised, said
 from lockstep.kernels.memory.retentions import along_weights, measure_of, measured
 from lockstep.kernels.memory.tiles import place, turned
 from lockstep.kernels.memory.token_gates import gates_of, linear_of, one_of
-from lockstep.kernels.rows.single import put_three, row_of, three_before
+from lockstep.kernels.rows.single import put_three, row_of, three_before, three_staying
 from lockstep.kernels.rows.walking import scale_of
 from lockstep.kernels.waiting import await_the_one_before
 
@@ -53,12 +53,6 @@ def lent(parameters: tl.tensor, where: tl.tensor, otherwise: tl.constexpr) -> tl
     else:
         numbers = tl.load(parameters + where).to(tl.float32)
     return numbers
-
-
-@triton.jit
-def copied_if(wanted: tl.tensor, to: tl.tensor, numbers: tl.tensor) -> None:
-    if wanted:
-        tl.store(to, tl.load(numbers))
 
 
 @triton.jit
@@ -105,8 +99,8 @@ def token_kernel(
     next_velocity_2: tl.tensor,
     next_position: tl.tensor,
     reads: tl.tensor,  # [rows, WIDTH]
-    parts: tl.tensor,  # [rows, SPLIT, WIDTH] in 32 bits, where a row has more than one program: what each has to say
-    arrived: tl.tensor,  # [rows + batch], see `arrivals`
+    parts: tl.tensor,  # [rows, SPLIT, WIDTH], silent (see `arrivals`), where a row has more than one program
+    arrived: tl.tensor,  # [rows + batch]
     heads: int,
     anchor_rows: int,
     weight_stride: int,
@@ -172,6 +166,8 @@ def token_kernel(
         asked, named, told, asks, names, tells = three_before(own_tail, own, dim, weight_stride, WIDTH, TAPS)
         linear = linear_of(gate_weight, gate_bias, head, heads, DIM, BLOCK, DECAY, MOVES, THRESHOLD)
     await_the_one_before(OVERLAPS)
+    rows = tl.num_programs(0) // SPLIT
+    come(arrived + rows + sample, at)
     if tail is None:
         key = tl.load(keys + row * WIDTH + wide).to(tl.float32)
         value = tl.load(values + row * WIDTH + wide).to(tl.float32)
@@ -223,40 +219,40 @@ def token_kernel(
         now_1, now_2 = measured(held_1, most_1, scale_1, RETENTION), measured(held_2, most_2, scale_2, RETENTION)
     answer = through_second(activate(through_first(query, now_1), ACTIVATION), now_2)
 
-    # Where programs meet, what was written before takes time to be seen by all: only the weights that a closing chunk's
-    # point is copied from must be.
-    closes = at.to(tl.int32) % CHUNK == CHUNK - 1
-    if closes:
-        tl.store(next_weights_1 + at_1, held_1)
-        tl.store(next_weights_2 + at_2, held_2)
     if SPLIT > 1:
-        tl.store(parts + (row * SPLIT + part) * WIDTH + wide, answer)
-        finished = is_last(arrived + row, SPLIT)
-    else:
-        tl.debug_barrier()  # all of the weights are written before any of them is copied
-        finished = True
-    if finished:
+        say(parts + (row * SPLIT + part) * WIDTH + wide, answer)
+    tl.store(next_weights_1 + at_1, held_1)
+    tl.store(next_weights_2 + at_2, held_2)
+    if MOVES:
+        tl.store(next_velocity_1 + at_1, change_1)
+        tl.store(next_velocity_2 + at_2, change_2)
+    closes = at.to(tl.int32) % CHUNK == CHUNK - 1
+    if not IN_PLACE:
+        tl.store(next_point_1 + at_1, tl.where(closes, held_1, start_1))
+        tl.store(next_point_2 + at_2, tl.where(closes, held_2, start_2))
+    if part == SPLIT - 1:
+        if tail is not None:
+            left = three_staying(own_tail, dim, WIDTH, TAPS)
         whole = answer
         if SPLIT > 1:
-            whole = tl.load(parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH))
-        # No other program reads the old point of this row any more, nor the old position for it, nor its tail.
-        if tail is not None:
-            put_three(own_tail, new_query, new_key, new_value, dim, WIDTH, TAPS)
-        advance(next_position + sample, at, arrived + tl.num_programs(0) // SPLIT + sample, heads)
+            places = parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH)
+            bits, waits = listen(places, None)
+            while waits:
+                bits, waits = listen(places, None)
+            whole = understood(places, None, bits)
         read = read_from(tl.sum(whole, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
         if read_norm is not None:
             read *= tl.rsqrt(mean(read * read, 1) + READ_EPSILON) * read_gain
         tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
-        if IN_PLACE:
-            where = row * SIZE + tl.arange(0, SIZE)
-            copied_if(closes, next_point_1 + where, next_weights_1 + where)
-            copied_if(closes, next_point_2 + where, next_weights_2 + where)
-    if not closes:
-        tl.store(next_weights_1 + at_1, held_1)
-        tl.store(next_weights_2 + at_2, held_2)
-    if MOVES:
-        tl.store(next_velocity_1 + at_1, change_1)
-        tl.store(next_velocity_2 + at_2, change_2)
-    if not IN_PLACE:
-        tl.store(next_point_1 + at_1, tl.where(closes, held_1, start_1))
-        tl.store(next_point_2 + at_2, tl.where(closes, held_2, start_2))
+        if tail is not None:
+            tl.debug_barrier()  # all of it has been read: by this program, and by those that have spoken
+            put_three(own_tail, left, new_query, new_key, new_value, dim, WIDTH, TAPS)
+        if head == heads - 1:
+            advance(next_position + sample, at, arrived + rows + sample, heads * SPLIT)
+    if IN_PLACE:
+        if closes:
+            # No other program reads the old point of this row any more, and all of its weights are there.
+            if is_last(arrived + row, SPLIT):
+                where = row * SIZE + tl.arange(0, SIZE)
+                tl.store(next_point_1 + where, tl.load(next_weights_1 + where))
+                tl.store(next_point_2 + where, tl.load(next_weights_2 + where))

@@ -57,8 +57,17 @@ def three_before(
 
 
 @triton.jit
+def three_staying(tail: tl.tensor, dim: int, WIDTH: tl.constexpr, TAPS: tl.constexpr) -> tl.tuple:
+    """What is left of their tails."""
+    query = staying(tail, 3 * dim, WIDTH, TAPS)
+    key = staying(tail + dim, 3 * dim, WIDTH, TAPS)
+    return query, key, staying(tail + 2 * dim, 3 * dim, WIDTH, TAPS)
+
+
+@triton.jit
 def put_three(
     tail: tl.tensor,
+    left: tl.tuple,
     query: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
@@ -66,15 +75,10 @@ def put_three(
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
 ) -> None:
-    """Their tails with these behind them, over the old ones, which all other programs must have read."""
-    key_tail, value_tail = tail + dim, tail + 2 * dim
-    query_left = staying(tail, 3 * dim, WIDTH, TAPS)
-    key_left = staying(key_tail, 3 * dim, WIDTH, TAPS)
-    value_left = staying(value_tail, 3 * dim, WIDTH, TAPS)
-    tl.debug_barrier()  # all of a tail is read before any of it is written
-    put_tail(tail, query_left, query, 3 * dim, WIDTH, TAPS)
-    put_tail(key_tail, key_left, key, 3 * dim, WIDTH, TAPS)
-    put_tail(value_tail, value_left, value, 3 * dim, WIDTH, TAPS)
+    """What is left of them with these behind it, over the old ones, which everybody must have read."""
+    put_tail(tail, left[0], query, 3 * dim, WIDTH, TAPS)
+    put_tail(tail + dim, left[1], key, 3 * dim, WIDTH, TAPS)
+    put_tail(tail + 2 * dim, left[2], value, 3 * dim, WIDTH, TAPS)
 
 
 @triton.jit
