@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.arrivals import advance, come, counters, listen, say, silence, understood
+from lockstep.kernels.arrivals import advance, come, counters, is_last
 from lockstep.kernels.attention.looking import SLOTS, sharing
 from lockstep.kernels.attention.reads import LOG2_E, LOWEST
 from lockstep.kernels.record import record
@@ -22,10 +22,6 @@ WARPS = (2, 4)
 """Of a program that has one tile: threads then meet less often. And of one that has more, to be taken in a row."""
 STAGES = 3
 """Tiles that such a one has at hand or has asked for."""
-PARTS = tl.constexpr(32)
-"""That are listened to at a time."""
-BESIDE = tl.constexpr(4)
-"""Numbers that a part tells beside what it has read: a total, its highest score, and as many as are fetched at once."""
 TURN = tl.constexpr(2 * math.pi)
 
 
@@ -104,36 +100,27 @@ def joined(top: tl.tensor, total: tl.tensor, read: tl.tensor) -> tuple[tl.tensor
 
 
 @triton.jit
-def tell(found: tl.tensor, highest: tl.tensor, total: tl.tensor, read: tl.tensor, WIDTH: tl.constexpr) -> None:
-    """What a part has found, in the first WIDTH + BESIDE of 2 × WIDTH places."""
-    beside = tl.arange(0, BESIDE)
-    say(found + tl.arange(0, WIDTH), read)
-    say(found + WIDTH + beside, tl.where(beside == 0, total, tl.where(beside == 1, highest, 0.0)))
-
-
-@triton.jit
-def read_of_parts(found: tl.tensor, parts: int, PARTS: tl.constexpr, WIDTH: tl.constexpr) -> tl.tensor:
-    """What all parts have read together, in the first of [2 × WIDTH] numbers.
-
-    Their totals are summed as what they read is: one tile of places is all that is listened to.
-    """
-    wide = tl.arange(0, 2 * WIDTH)
-    highest, read = tl.full([], LOWEST, tl.float32), tl.zeros([2 * WIDTH], tl.float32)
-    for done in range(0, parts, PARTS):
-        part = done + tl.arange(0, PARTS)
-        places = found + part[:, None] * 2 * WIDTH + wide[None, :]
-        there = (part < parts)[:, None] & (wide < WIDTH + BESIDE)[None, :]
-        bits, waits = listen(places, there)
-        while waits:
-            bits, waits = listen(places, there)
-        numbers = understood(places, there, bits)
-        top = tl.sum(tl.where(wide[None, :] == WIDTH + 1, numbers, 0.0), axis=1)
-        top = tl.where(part < parts, top, LOWEST)
-        higher = tl.maximum(highest, tl.max(top, axis=0))
-        power = tl.exp2(top - higher)
-        read = read * tl.exp2(highest - higher) + tl.sum(power[:, None] * numbers, axis=0)
-        highest = higher
-    return read / tl.sum(tl.where(wide == WIDTH, read, 0.0), axis=0)
+def read_of_parts(
+    found: tl.tensor,
+    tops: tl.tensor,
+    totals: tl.tensor,
+    first: tl.tensor,
+    parts: int,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """What all parts have read together, [WIDTH], from the first of them on."""
+    top, total, read = nothing(SLOTS, WIDTH)
+    for done in range(0, parts, SLOTS):
+        part = done + tl.arange(0, SLOTS)
+        there, where = part < parts, first + part
+        score = tl.load(tops + where, mask=there, other=LOWEST)
+        amount = tl.load(totals + where, mask=there, other=0.0)
+        places = where[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        value = tl.load(found + places, mask=there[:, None], other=0.0)
+        top, total, read = met(top, total, read, score, amount, value)
+    _, whole, answer = joined(top, total, read)
+    return answer / whole
 
 
 @triton.jit
@@ -179,8 +166,10 @@ def look_kernel(
     values: tl.tensor,
     position: tl.tensor,  # [batch], one more afterwards
     rates: tl.tensor,  # [HALF]
-    found: tl.tensor,  # [batch, kv_heads, GROUP, parts, 2 × WIDTH], silent (see `arrivals`); or nothing
-    arrived: tl.tensor,  # [batch]
+    found: tl.tensor,  # [batch, kv_heads, GROUP, parts, WIDTH] in 32 bits, where there are several parts
+    tops: tl.tensor,  # [batch, kv_heads, GROUP, parts]: the highest score, as a power of two
+    totals: tl.tensor,  # the same: sums of powers, relative to it
+    arrived: tl.tensor,  # [batch × kv_heads + batch], see `arrivals`
     reads: tl.tensor,  # [batch, kv_heads, GROUP, WIDTH]: what comes out
     kv_heads: int,
     slots: int,
@@ -196,9 +185,10 @@ def look_kernel(
     STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program is one part of one head of keys, for all heads of queries that share it; the last hears them all."""
+    """One program is one part of one head of keys, for all heads of queries that share it; the last joins the parts."""
     row, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
     sample, head = row // kv_heads, row % kv_heads
+    samples = arrived + tl.num_programs(0) // parts + sample
     ROWS: tl.constexpr = 1 if said is None else 2
     SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
     low = keys.dtype.element_ty
@@ -217,7 +207,7 @@ def look_kernel(
         slot, there, key, value = tile_of(keys, values, begin, last, bound, persistent, length, ROWS, SLOTS, WIDTH)
     cosine, sine = turn_of(place, rates, HALF, WIDTH)
     await_the_one_before(OVERLAPS)
-    come(arrived + sample, at)
+    come(samples, at)
     # What comes new, as the cache will have it: in the last row the token's own, before it what was said to it.
     queries = qkv + sample * (GROUP + 2) * kv_heads * WIDTH
     own = queries + (GROUP * kv_heads + head) * WIDTH
@@ -256,7 +246,9 @@ def look_kernel(
         if found is None:
             tl.store(reads + which * WIDTH + wide, (answer / whole).to(reads.dtype.element_ty))
         else:
-            tell(found + (which * parts + part) * 2 * WIDTH, highest, whole, answer, WIDTH)
+            tl.store(found + (which * parts + part) * WIDTH + wide, answer)
+            tl.store(tops + which * parts + part, highest)
+            tl.store(totals + which * parts + part, whole)
     # Whoever has a slot puts there what comes, and nobody else looks at it.
     if own_slot // SLOTS // size == part:
         where = own_slot.to(tl.int64) * WIDTH + wide
@@ -267,14 +259,13 @@ def look_kernel(
             where = said_slot.to(tl.int64) * WIDTH + wide
             tl.store(keys + where, said_key)
             tl.store(values + where, said_value)
-    if part == parts - 1:
-        if found is not None:
+    if found is not None:
+        if is_last(arrived + row, parts):
             for asking in range(row * GROUP, row * GROUP + GROUP):
-                joint = read_of_parts(found + asking * parts * 2 * WIDTH, parts, PARTS, WIDTH)
-                both = tl.arange(0, 2 * WIDTH)
-                tl.store(reads + asking * WIDTH + both, joint.to(reads.dtype.element_ty), mask=both < WIDTH)
-        if head == kv_heads - 1:
-            advance(position + sample, at, arrived + sample, kv_heads * parts)
+                joint = read_of_parts(found, tops, totals, asking * parts, parts, SLOTS, WIDTH)
+                tl.store(reads + asking * WIDTH + wide, joint.to(reads.dtype.element_ty))
+    if (head == kv_heads - 1) & (part == parts - 1):
+        advance(position + sample, at, samples, kv_heads * parts)
 
 
 @torch.library.custom_op(
@@ -300,8 +291,9 @@ def look_(
         raise ValueError("a cache that is written over must be in one piece")
     batch, kv_heads, slots, width = keys.shape
     shared = sharing(batch, kv_heads, slots)
-    places = batch * heads * shared.parts * 2 * width
-    found = silence("look_", qkv.device, places) if shared.parts > 1 else None
+    several = (batch * heads, shared.parts) if shared.parts > 1 else None
+    found = qkv.new_empty(*several, width, dtype=torch.float32) if several else None
+    tops, totals = (qkv.new_empty(several, dtype=torch.float32) if several else None for _ in range(2))
     reads = qkv.new_empty(batch, heads * width)
     look_kernel[(batch * kv_heads * shared.parts,)](
         qkv,
@@ -311,7 +303,9 @@ def look_(
         position,
         rates,
         found,
-        counters("look_", qkv.device, batch),
+        tops,
+        totals,
+        counters("look_", qkv.device, batch * (kv_heads + 1)),
         reads,
         kv_heads,
         slots,
