@@ -30,7 +30,7 @@ from tests.memory.cases import Case, Fields
 
 pytest.importorskip("triton")
 
-from lockstep.kernels.arrivals import counters
+from lockstep.kernels.arrivals import SILENT, counters, silence
 from lockstep.kernels.memory import token_operator as operator
 from lockstep.kernels.memory.token_recall import recall_token_
 
@@ -151,11 +151,24 @@ def test_samples_at_different_positions(over: bool) -> None:
 @everywhere
 @pytest.mark.usefixtures("programs")
 def test_one_call_after_another(over: bool) -> None:
-    """Of different shapes: each finds the counters as the first did."""
+    """Of different shapes: each finds counters and silent places as the first did."""
     for heads, positions in ((2, [3, 0, 2]), (1, [1, 7, 3]), (3, [3, 3, 4]), (2, [3, 0, 2])):
         require_close(drawn(POINTS["titans"], SMALL._replace(heads=heads), 2), over, EXACTLY, positions)
     where = torch.empty(0, device=DEVICE).device
-    assert not counters("memory_token_" if over else "memory_token", where, 1).any()
+    name = "memory_token_" if over else "memory_token"
+    assert not counters(name, where, 1).any()
+    assert (silence(name, where, 1) == SILENT.value).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's
+@pytest.mark.parametrize("bits", [SILENT.value, SILENT.value | 1 << 22, -1])
+def test_what_is_not_a_number_is_said_too(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens hears it, even where a token brings what silence is."""
+    monkeypatch.setattr(operator, "PROGRAMS", FEW)
+    case = drawn(POINTS["titans"], SMALL, 1)
+    case.queries.view(torch.int32).fill_(bits)
+    found = one_by_one(token.run_over, case, own_tensors(begin(case.memory)))
+    assert found[0]["reads"].isnan().all()
 
 
 @everywhere

@@ -1,22 +1,25 @@
-"""Programs of one kernel that tell each other what they have found, which would take a second kernel else.
+"""Programs of one kernel that wait for each other's work, for which there would be a second kernel else.
 
-A token is decoded by kernels that have little to do: starting one costs more than what it does, and so does each trip
-to the memory that all multiprocessors share. So who has found something says it, number by number, in places that were
-silent, and one program hears it: it asks until none of them is silent, and leaves silence behind. A number tells by
-itself that it is there, so that nothing has to arrive before it, nor be counted.
+A token is decoded by kernels that have little to do: starting one costs more than what it does. So programs that share
+something leave it to one of them to put together what all have found. There are two ways.
 
-The one who hears is the last by number of those who speak, the one who advances the last of those who come. A device
-starts programs in this order: whoever waits waits for programs that have begun, and never for one that has no room.
+They come to a counter, and whoever finds that all others have been there goes on with what they stored; nobody waits.
+Why that one sees it, and may write over what they read: all threads of a program meet at a barrier, behind which one of
+them arrives. Its addition releases whatever came before it, also by the threads that it met, and acquires what was
+released by the additions before it, to which all threads of the last program are then led by the barrier through which
+they are told the count. Loads and stores before any arrival are thus before all that the last one does.
 
-Who has spoken has read all that it says something of. Where more than that must have arrived, such as what others have
-stored, they meet: all threads of a program come to a barrier, behind which one of them arrives at a counter. Its
-addition releases whatever came before it, also by the threads that it met, and acquires what was released by the
-additions before it, to which all threads of the last program are then led by the barrier through which they are told
-the count. Nobody waits there.
+Or they say what they have found in places that were silent, and one of them listens until none is, and leaves silence
+behind. A number tells by itself that it is there, so that nothing has to be stored before something else: one trip to
+the memory that all multiprocessors share, where a counter takes three. Whoever has spoken has read all that it says
+something of. A listener asks for all numbers each time, so that there must be few.
+
+Who listens, or waits for a counter, has the highest number of those it waits for. A device starts programs in this
+order, so that they have all begun, and none of them waits for room.
 
 Counters are zero again when a kernel has ended, and places silent, as the next one wants to find them. They belong to
 an operator on a device, whose calls must follow each other there: two at once, on streams that do not wait for one
-another, would hear each other's programs.
+another, would take each other's programs for their own.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from torch import Tensor
 FEWEST = 1024
 """Counters of an operator at least: a few kilobytes, of which there need not be several sizes."""
 SILENT = tl.constexpr(0x7FA5A5A5)
-"""Bits that no sum of numbers has: not a number, of a kind that arithmetic only takes."""
+"""Bits that are no number's, and that no arithmetic makes of any: what is not a number comes out of it otherwise."""
 
 _kept: dict[tuple[str, torch.device, int], list[Tensor]] = {}
 """All there ever were, the largest last: recorded graphs may still use smaller ones."""
@@ -83,7 +86,7 @@ def understood(places: tl.tensor, there: tl.tensor, bits: tl.tensor) -> tl.tenso
 
 @triton.jit
 def come(counter: tl.tensor, at: tl.tensor) -> None:
-    """One more has read `at`."""
+    """One more program has read `at`, on which this depends: nothing else tells a device that it comes after it."""
     tl.atomic_add(counter, 1, mask=at >= 0, sem="relaxed", scope="gpu")
 
 

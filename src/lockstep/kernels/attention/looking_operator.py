@@ -18,10 +18,10 @@ from lockstep.kernels.succession import started
 from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "look"
-WARPS = (2, 4)
-"""Of a program that has one tile: threads then meet less often. And of one that has more, to be taken in a row."""
+WARPS = 2
+"""Of a program: threads then meet less often."""
 STAGES = 3
-"""Tiles that such a one has at hand or has asked for."""
+"""Tiles that a program of several has at hand or has asked for."""
 TURN = tl.constexpr(2 * math.pi)
 
 
@@ -319,7 +319,7 @@ def look_(
         SEGMENTED=segmented,
         ALONE=shared.tiles == 1,
         STAGES=STAGES,
-        num_warps=WARPS[shared.tiles > 1],
+        num_warps=WARPS,
         **started(qkv),
     )
     return reads

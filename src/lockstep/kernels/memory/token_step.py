@@ -6,8 +6,8 @@ hidden units hold.
 
 Where programs share a row, each has some of the hidden units. What units must know of each other before they learn is
 the error of the answer at the point alone, so that every program computes that for itself: it reads all of the point
-for it, and of everything else what is its own. What they have to tell each other afterwards are their parts of the new
-answer, which the last of them adds up. No program waits for another.
+for it, and of everything else what is its own. What they have to say afterwards are their parts of the new answer,
+which the last of them listens to and adds up.
 
 What a token brings is given, or made here of what is projected of it: rows behind a convolution, whose tail the last of
 the programs writes over, and gates. Every program makes all of it for itself, which takes less than a kernel before.
