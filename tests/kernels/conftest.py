@@ -23,7 +23,7 @@ def own_record() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nobody_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a kernel fails halfway, as it can in the interpreter alone, programs of the next test would wait forever."""
+    """Where a kernel fails halfway, as only the interpreter lets it, programs of the next test would wait forever."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(pytest.importorskip("lockstep.kernels.arrivals"), "_kept", {})
 
