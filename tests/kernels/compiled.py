@@ -100,6 +100,7 @@ CACHES = {
         (4, 128, 65, 32),
         (1, 64, 65, 0),
         (4, 64, 16_384, 32),
+        (1, 128, 16_384, 32),
     ]
 }
 """Heads that share keys, their width, slots, and pairs that turn."""
@@ -134,7 +135,7 @@ def compile_instead(step: Step, target: GPUTarget, seen: set[str]) -> Any:
         constants = {name: value for name, value in given.items() if is_constant(kernel, name, value)}
         signature = {name: "constexpr" if name in constants else typed(given[name]) for name in names}
         source = GluonASTSource if kernel.is_gluon() else ASTSource
-        step(source(kernel, signature, constexprs=constants), target, options)
+        step(source(kernel, signature, constexprs=constants, attrs=aligned(kernel, given)), target, options)
         seen.add(kernel.fn.__name__)
 
     return launch
@@ -172,6 +173,13 @@ def require_32_bits(source: ASTSource, text: str) -> None:
 
 def is_constant(kernel: Any, name: str, value: Any) -> bool:
     return value is None or any(one.name == name and one.is_constexpr for one in kernel.params)
+
+
+def aligned(kernel: Any, given: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
+    """As Triton is told where it runs: of wide loads, several numbers at a time, some are made otherwise."""
+    numbers = {parameter.name: number for number, parameter in enumerate(kernel.params)}
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    return {(numbers[name],): [["tt.divisibility", 16]] for name, x in tensors.items() if x.data_ptr() % 16 == 0}
 
 
 def typed(value: Any) -> str:

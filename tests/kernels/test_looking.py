@@ -153,10 +153,12 @@ def test_what_is_read_and_put(name: str, dtype: torch.dtype) -> None:
     require_close(CASES[name], dtype, BOUNDS[dtype])
 
 
-@pytest.mark.parametrize("programs", [1, 4, 1000])
-def test_however_it_is_shared(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("programs", [1, 4, 12, 1000])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_however_it_is_shared(rows: int, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among few programs, some of which have nothing but slots that nobody has filled."""
     monkeypatch.setattr(looking, "PROGRAMS", programs)
-    require_close(Size(333, (332, 100, 64)), torch.float32, BOUNDS[torch.float32])
+    require_close(Size(333, (332, 100, 64), rows=rows, persistent=3), torch.float32, BOUNDS[torch.float32])
 
 
 def test_one_call_after_another() -> None:

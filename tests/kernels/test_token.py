@@ -206,6 +206,17 @@ def test_large_memories(name: str, size: Size, low: bool, over: bool) -> None:
     require_close(in_16_bits(case) if low else case, over, ROUNDED if low else EXACTLY)
 
 
+@on_a_gpu
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_whoever_listens_hears_it_all(batch: int) -> None:
+    """Thousands of calls, by many programs to a row and by few: each finds the same."""
+    case = drawn(POINTS["titans"], LARGE[0]._replace(batch=batch), 1)
+    state = begin(case.memory)
+    reads = torch.stack([token.run(*case[1:5], state, case.spec, case.outer)[0] for _ in range(2000)])
+    assert reads.isfinite().all()
+    assert (reads == reads[0]).all()
+
+
 @pytest.mark.usefixtures("programs")
 def test_both_ways_are_one() -> None:
     """And what was given to the first is left as it was."""

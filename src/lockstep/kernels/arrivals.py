@@ -1,7 +1,7 @@
 """Programs of one kernel that wait for each other's work, for which there would be a second kernel else.
 
 A token is decoded by kernels that have little to do: starting one costs more than what it does. So programs that share
-something leave it to one of them to put together what all have found. There are two ways.
+something leave it to one of them to put together what all have found. There are three ways.
 
 They come to a counter, and whoever finds that all others have been there goes on with what they stored; nobody waits.
 Why that one sees it, and may write over what they read: all threads of a program meet at a barrier, behind which one of
@@ -13,6 +13,9 @@ Or they say what they have found in places that were silent, and one of them lis
 behind. A number tells by itself that it is there, so that nothing has to be stored before something else: one trip to
 the memory that all multiprocessors share, where a counter takes three. Whoever has spoken has read all that it says
 something of. A listener asks for all numbers each time, so that there must be few.
+
+Or they come to a counter early, when they have read what is to be written over, and one of them waits at its end until
+all have: for a position, which is small and which everybody reads first.
 
 Who listens, or waits for a counter, has the highest number of those it waits for. A device starts programs in this
 order, so that they have all begun, and none of them waits for room.
@@ -29,6 +32,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+NEVER = tl.constexpr(-(2**62))
+"""A position that there is not."""
 FEWEST = 1024
 """Counters of an operator at least: a few kilobytes, of which there need not be several sizes."""
 SILENT = tl.constexpr(0x7FA5A5A5)
@@ -69,25 +74,25 @@ def say(places: tl.tensor, numbers: tl.tensor) -> None:
 
 
 @triton.jit
-def listen(places: tl.tensor, there: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Bits of what has been said in those that are there, and whether any of them is silent yet."""
-    otherwise: tl.constexpr = None if there is None else 0
-    bits = tl.load(places, mask=there, other=otherwise, volatile=True)
-    return bits, tl.max(tl.ravel((bits == SILENT).to(tl.int32)), axis=0) > 0
+def heard(places: tl.tensor) -> tl.tensor:
+    """What has been said in them, when all of it has; silence is left behind.
 
-
-@triton.jit
-def understood(places: tl.tensor, there: tl.tensor, bits: tl.tensor) -> tl.tensor:
-    """What was said, zero where nobody is; silence is left behind."""
+    No two threads may listen to the same element of this tensor: one could hear what another has not, and only one of
+    them would be asked.
+    """
+    bits = tl.load(places, volatile=True)
+    while tl.max(tl.ravel(bits == SILENT).to(tl.int32), axis=0) > 0:
+        bits = tl.load(places, volatile=True)
     tl.debug_barrier()  # all threads have heard it
-    tl.store(places, tl.full(bits.shape, SILENT, tl.int32), mask=there)
+    tl.store(places, tl.full(bits.shape, SILENT, tl.int32))
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def come(counter: tl.tensor, at: tl.tensor) -> None:
-    """One more program has read `at`, on which this depends: nothing else tells a device that it comes after it."""
-    tl.atomic_add(counter, 1, mask=at >= 0, sem="relaxed", scope="gpu")
+    """One more program has read `at`: all of its threads, and the one that adds has it, because it asks about it."""
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, mask=at > NEVER, sem="relaxed", scope="gpu")
 
 
 @triton.jit

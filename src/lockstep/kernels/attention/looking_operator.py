@@ -18,10 +18,6 @@ from lockstep.kernels.succession import started
 from lockstep.kernels.waiting import await_the_one_before
 
 NAME = "look"
-WARPS = 2
-"""Of a program: threads then meet less often."""
-STAGES = 3
-"""Tiles that a program of several has at hand or has asked for."""
 TURN = tl.constexpr(2 * math.pi)
 
 
@@ -200,7 +196,7 @@ def look_kernel(
     inside = at.to(tl.int32) % length
     place = inside if SEGMENTED else at
     # The last slot that is seen: all have been filled where tokens went round.
-    last = inside if SEGMENTED else tl.where(at < length, inside, length)
+    last = inside if SEGMENTED else tl.where(at < length, inside, length - 1)
     begin, end = part * size, part * size + size
     bound = tl.minimum(slots, end * SLOTS)
     if ALONE:  # asked for before anything is waited for
@@ -268,6 +264,14 @@ def look_kernel(
         advance(position + sample, at, samples, kv_heads * parts)
 
 
+def stages(row: int) -> dict[str, int]:
+    """Tiles that a program has at hand or has asked for, and its warps, where a key has so many bytes.
+
+    Two warps meet sooner than four, as far as their registers hold a tile; and a small device has 100 kB to share.
+    """
+    return {"STAGES": 3 if row <= 256 else 2, "num_warps": 2 if row <= 128 else 4}
+
+
 @torch.library.custom_op(
     "lockstep::look_",
     mutates_args=("keys", "values", "position"),
@@ -318,8 +322,7 @@ def look_(
         WIDTH=width,
         SEGMENTED=segmented,
         ALONE=shared.tiles == 1,
-        STAGES=STAGES,
-        num_warps=WARPS,
+        **stages(width * keys.element_size()),
         **started(qkv),
     )
     return reads

@@ -105,6 +105,7 @@ def launch(
     rows = batch * heads
     split = programs(rows, width, hidden)
     constants = dict(zip(CONSTANTS, kind, strict=True))
+    count = warps(held(split, width, hidden), constants["RETENTION"])
     over, reads = after is state, token.queries.new_empty(batch, heads, width, dtype=token.dtype)
     operator, device = "memory_token_" if over else "memory_token", reads.device
     parts = None if split == 1 else silence(operator, device, rows * split * width)
@@ -125,12 +126,13 @@ def launch(
         HIDDEN=hidden,
         CHUNK=chunk,
         SPLIT=split,
+        COPIES=max(1, 32 * count // (split * width)),
         IN_PLACE=over,
         BIAS=bias,
         P=p,
         **token.constants,
         **constants,
-        num_warps=warps(held(split, width, hidden), constants["RETENTION"]),
+        num_warps=count,
         **(started(reads) if over else IN_TURN),
     )
     return reads

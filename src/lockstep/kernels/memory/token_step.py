@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lockstep.kernels.arrivals import advance, come, is_last, listen, say, understood
+from lockstep.kernels.arrivals import advance, come, heard, is_last, say
 from lockstep.kernels.memory.activations import activate, activated_and_slope
 from lockstep.kernels.memory.heads import last_error, mean, normalised, said
 from lockstep.kernels.memory.retentions import along_weights, measure_of, measured
@@ -116,6 +116,7 @@ def token_kernel(
     HIDDEN: tl.constexpr,
     CHUNK: tl.constexpr,
     SPLIT: tl.constexpr,
+    COPIES: tl.constexpr,
     IN_PLACE: tl.constexpr,
     BIAS: tl.constexpr,
     P: tl.constexpr,
@@ -233,14 +234,12 @@ def token_kernel(
     if part == SPLIT - 1:
         if tail is not None:
             left = three_staying(own_tail, dim, WIDTH, TAPS)
-        whole = answer
         if SPLIT > 1:
-            places = parts + row * SPLIT * WIDTH + place(WIDTH, SPLIT, WIDTH)
-            bits, waits = listen(places, None)
-            while waits:
-                bits, waits = listen(places, None)
-            whole = understood(places, None, bits)
-        read = read_from(tl.sum(whole, axis=0, keep_dims=True), query, g, s, NORM, RESIDUAL)
+            # Each part as often as there are threads for it.
+            said_by = tl.arange(0, COPIES * SPLIT)[:, None] % SPLIT
+            whole = heard(parts + (row * SPLIT + said_by) * WIDTH + wide)
+            answer = tl.sum(whole, axis=0, keep_dims=True) / COPIES
+        read = read_from(answer, query, g, s, NORM, RESIDUAL)
         if read_norm is not None:
             read *= tl.rsqrt(mean(read * read, 1) + READ_EPSILON) * read_gain
         tl.store(reads + row * WIDTH + wide, read.to(reads.dtype.element_ty))
