@@ -148,8 +148,15 @@ def decoded(asked: argparse.Namespace, cases: Sequence[gpu_decoding.Case]) -> li
     return lines
 
 
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with what was asked."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=f"{(__doc__ or '').partition(';')[0]}. Without one, --device cpu tries the program out.",
         epilog="Each has its own options, and says who competes: gpu.py training --help",
     )
@@ -176,7 +183,9 @@ def add_training(measurements: Any) -> None:
     add_shared(training, NAMES, f"of a sequence (default: {usual}, and what --batch1 adds)")
     training.add_argument("--batch1", action="store_true", help=f"one sequence of {LONGEST} tokens, after --lengths")
     tokens = f"{TOKENS}, and {MORE_TOKENS} from a length of {LONG} on"
-    training.add_argument("--tokens", type=number, help=f"of a step, in whole sequences (default: {tokens})")
+    training.add_argument(
+        "--tokens", type=number, help=f"of a step, in whole sequences, one at least (default: {tokens})"
+    )
     training.add_argument("--steps", type=number, default=5, help="of a turn; fewer where slow (default: %(default)s)")
     training.add_argument(
         "--compile-model", dest="compiled", action="store_const", const="model", help="as one graph, not block by block"
